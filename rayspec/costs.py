@@ -4,7 +4,9 @@ FLOPs are those of matrix products and of attention, two per multiplication and 
 choice of tokens are left out. They count what SGLang computes in a verify step, not what a perfect implementation
 would: the drafter's extend runs over every verified token, the accepted ones and the others. How many of these a step
 had is counted by an engine with a clock: a CPU verifies no more than the largest tree of a batch, where a tree on an
-accelerator is padded to what was asked for. So is how many tokens a head with a router scored.
+accelerator is padded to what was asked for. So is how many tokens a head with a router scored at each draft position,
+which a mean over the positions does not tell: a tree asks about one row at the first of them, and about many later.
+Where that was not counted there are no FLOPs and no bytes of such a head.
 
 Heads are asked for their own cost at every draft step; they are kept without weights, as shapes.
 """
@@ -13,7 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,18 +25,29 @@ from torch import nn
 from rayspec.records import RequestRecord
 from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import drafter_shapes
-from sglang_ext.drafters.counting import DecoderCost, DrafterCost, StepShape
+from sglang_ext.drafters.counting import DecoderCost, DrafterCost, StepShape, is_scoring_known
 
 logger = logging.getLogger(__name__)
+
+# fields of a config that number the experts of a layer
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# settings of SGLang's that quantise the weights of target or drafter as they are loaded
+QUANTIZING = ("quantization", "modelopt_quant", "quantize_and_serve", "speculative_draft_model_quantization")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetCost:
-    """`params`: tied matrices once. `decoder` is None for what these counts do not describe (mixtures of experts)."""
+    """`params`: tied matrices once. `decoder` is None for what these counts do not describe (mixtures of experts).
+
+    `is_read_whole`: whether a pass reads every parameter once, in the dtype that it is served in. A mixture of experts
+    reads those experts that the tokens of the pass are sent to, a quantised target its own bits and scales: of neither
+    is there a count here.
+    """
 
     params: int
     embedding_params: int
     decoder: DecoderCost | None
+    is_read_whole: bool
 
 
 def mbsu(tau: float, drafted_bytes: float, target_bytes: float) -> float:
@@ -55,7 +70,7 @@ def target_cost(target: str) -> TargetCost:
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    is_dense = not any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    is_dense = not any(getattr(text, name, None) for name in EXPERTS)
     decoder = DecoderCost(
         flops_per_row=2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)),
         flops_per_row_and_key=4 * text.num_hidden_layers * text.num_attention_heads * head_dim,
@@ -64,7 +79,13 @@ def target_cost(target: str) -> TargetCost:
         params=sum(p.numel() for p in model.parameters()),
         embedding_params=model.get_input_embeddings().weight.numel(),
         decoder=decoder if is_dense else None,
+        is_read_whole=is_dense and not _is_quantized(target, config),
     )
+
+
+def _is_quantized(target: str, config: Any) -> bool:
+    """Whether a checkpoint says that its weights are stored in fewer bits; older ones of ModelOpt say it in a file."""
+    return bool(getattr(config, "quantization_config", None)) or (Path(target) / "hf_quant_config.json").is_file()
 
 
 def drafter_cost(path: str, dtype: torch.dtype = torch.bfloat16) -> DrafterCost:
@@ -83,14 +104,19 @@ class ModelCosts:
     dtype: torch.dtype = torch.bfloat16
 
 
-def read_costs(target: str, drafters: Mapping[str, str], dtype: str | None = None) -> ModelCosts | None:
-    """Count the target and {label: drafter folder}, served in `dtype` (None: 16 bits); None, with a warning, where the
-    target's config cannot be read."""
+def read_costs(
+    target: str, drafters: Mapping[str, str], dtype: str | None = None, settings: Mapping[str, Any] | None = None
+) -> ModelCosts | None:
+    """Count the target and {label: drafter folder}, served in `dtype` (None: 16 bits) under these settings of SGLang's;
+    None, with a warning, where the target's config cannot be read."""
     try:
         counted = target_cost(target)
     except (OSError, ValueError) as error:
         logger.warning("MBSU and FLOPs are left out, target %s cannot be counted: %s", target, error)
         return None
+    settings = settings or {}
+    if any(settings.get(name) for name in QUANTIZING) or settings.get("load_format") == "bitsandbytes":
+        counted = replace(counted, is_read_whole=False)
     served = getattr(torch, dtype or "", torch.bfloat16)
     return ModelCosts(
         target=counted,
@@ -123,11 +149,13 @@ def cost_metrics(
     tau = metrics.get("tau") if drafter is not None else 1.0
     if tau is None:  # no step was ever verified
         return out
-    if target.decoder is not None:
+    is_known = drafter is None or is_scoring_known(drafter, shape)
+    if target.decoder is not None and is_known:
         keys = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
         out["gflops_per_token"] = step_flops(target.decoder, drafter, shape, keys) / tau / 1e9
     if drafter is not None:
         out["budget_kappa"] = tau * shape.draft_steps / (shape.verified - 1)
+    if drafter is not None and is_known and target.is_read_whole:
         drafted_bytes = drafter.read_bytes(shape, target.embedding_params * dtype.itemsize)
         out["mbsu"] = mbsu(tau, drafted_bytes, target.params * dtype.itemsize)
     return out

@@ -12,6 +12,7 @@ tokens under speculation: it is no TPOT. Goodput counts the requests that keep b
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -128,12 +129,13 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
 
 
 def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
-    """Milliseconds of a speculative step in the head, of that in a router before the layer, in looking up tokens, in
-    drafting (all of these included) and in verification, and the tokens that it verifies of a request, root and padding
-    included; `shortlist_mean`, the tokens that the draft head scored for a row, in the mean over rows and draft
-    positions.
+    """Milliseconds of a speculative step in the head, of that in a router before the layer and in the choice by a
+    router's scores, in looking up tokens, in drafting (all of these included) and in verification, and the tokens that
+    it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored for a
+    row, in the mean over rows and draft positions.
 
-    A step serves all requests that run together. Empty where the engine has no clock.
+    A step serves all requests that run together. Empty where the engine has no clock; without the choice where a block
+    is from before that was clocked.
     """
     clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
     steps = sum(c.steps for c in clocks)
@@ -141,6 +143,8 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
         return {}
     rows = sum(c.scoring_rows for c in clocks)
     shortlist = {"shortlist_mean": sum(c.scored_tokens for c in clocks) / rows} if rows else {}
+    choices = [c.choice_s for c in clocks if c.choice_s is not None]
+    choice = {"step_choice_ms": 1e3 * sum(choices) / steps} if len(choices) == len(clocks) else {}
     return shortlist | {
         "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
         "step_routing_ms": 1e3 * sum(c.routing_s for c in clocks) / steps,
@@ -148,7 +152,22 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
         "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
         "step_verified_tokens": sum(c.verified_tokens for c in clocks) / sum(c.requests for c in clocks),
+        **choice,
     }
+
+
+def scored_by_position(blocks: Sequence[BlockRecord]) -> tuple[float | None, ...]:
+    """The tokens that the draft head scored for a row at each draft position, in the mean over the blocks that have
+    counted it; None for a position of which no block has."""
+    clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
+    rows, tokens = (
+        [sum(at) for at in zip_longest(*counts, fillvalue=0)]
+        for counts in (
+            [c.scoring_rows_by_position for c in clocks],
+            [c.scored_tokens_by_position for c in clocks],
+        )
+    )
+    return tuple(t / r if r else None for t, r in zip(tokens, rows, strict=True))
 
 
 def tau_by_category(requests: Iterable[RequestRecord]) -> dict[str, float]:

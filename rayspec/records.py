@@ -90,11 +90,13 @@ class Generated:
 class StepSeconds:
     """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
 
-    `draft_s` holds `head_s` and `embedding_s`, `head_s` holds `routing_s`, that of a router before the layer, without
-    what is then chosen by its scores (`embedding_s` and `routing_s` are 0 in records from before they were clocked); a
-    step serves all requests that run together. `requests`: of all steps, each as often as it took part in one.
-    `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by the draft head for
-    `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not counted.
+    `draft_s` holds `head_s` and `embedding_s`, `head_s` holds `routing_s`, that of a router before the layer, and
+    `choice_s`, that of the choice by a router's scores (`embedding_s` and `routing_s` are 0, `choice_s` is None in
+    records from before they were clocked); a step serves all requests that run together. `requests`: of all steps, each
+    as often as it took part in one. `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by
+    the draft head for `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not
+    counted. The same at each draft position (empty in records from before these were told apart, which say nothing of a
+    single position).
     """
 
     steps: int
@@ -105,8 +107,11 @@ class StepSeconds:
     verify_s: float
     routing_s: float = 0.0
     embedding_s: float = 0.0
+    choice_s: float | None = None
     scoring_rows: int = 0
     scored_tokens: int = 0
+    scoring_rows_by_position: tuple[int, ...] = ()
+    scored_tokens_by_position: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,8 @@ def measure(mode: str, positions: int) -> dict[str, float]:
     before = psutil.Process().memory_info().rss
     all_rows = roll_out(drafter, target, batch, positions)
     if mode == "one":
-        grad_KNH, _ = backward_head(drafter.lm_head, all_rows, target, decay=1.0, chunk_rows=len(batch.position_N))
+        weights, rows = [1.0] * positions, len(batch.position_N)
+        grad_KNH, _ = backward_head(drafter.lm_head, all_rows, target, weights=weights, chunk_rows=rows)
         all_rows.hidden_KNH.backward(grad_KNH)
     else:
         p_NV = target.distribution(all_rows.last_hidden_NG, torch.float32)

@@ -20,7 +20,8 @@ NOTES = (
     "tau: tokens per verify step, 1 + accepted drafts / steps; rho: tau relative to {baseline}'s. scored: tokens "
     "that the head scored for a row, in the mean; truncations and routed heads compare at equal ones. head us: the "
     "head alone, one call; nu: relative to {baseline}'s. kappa: the part of {baseline}'s head in a cycle against the "
-    "rest of it. predicted: the speed-up over {baseline} that rho, nu and kappa give, all else equal.\n"
+    "rest of it. predicted: the speed-up over {baseline} that rho, nu and kappa give, all else equal; none for trees "
+    "that are pruned to other sizes than its.\n"
     "Speed-ups compare throughput on the same prompts in the same minutes; CI: bootstrap over prompt blocks, not "
     "corrected for choosing the best of several."
 )

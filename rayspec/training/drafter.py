@@ -113,6 +113,7 @@ def train_step(
                 batch,
                 num_steps=training_steps(drafter, recipe),
                 decay=recipe.ttt_decay,
+                reduction=recipe.ttt_reduction,
                 chunk_rows=recipe.chunk_rows,
                 csra_weight=recipe.csra_weight,
                 csra_temperature=recipe.csra_temperature,

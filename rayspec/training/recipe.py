@@ -18,7 +18,12 @@ from sglang_ext.settings import Settings, require
 
 OPTIMIZERS = ("adamw", "muon")
 # the first of each is the default
-CHOICES = {"divergence": DIVERGENCES, "labels": ("soft", "hard"), "cut_rows": ("drop", "keep")}
+CHOICES = {
+    "divergence": DIVERGENCES,
+    "labels": ("soft", "hard"),
+    "cut_rows": ("drop", "keep"),
+    "ttt_reduction": ("sum", "mean"),
+}
 MAX_SIZE = 2**24  # of a count or a width; far beyond any use
 CSRA_TEMPERATURE = 0.07  # ours: CORAL's is not known to us
 
@@ -31,6 +36,8 @@ class Recipe(Settings):
     `top_k_weight`: of HASS's further loss on the `top_k` tokens that the target likes best; 0 leaves it out.
     `labels`: soft, the target's distribution; hard, the answer's own token. `cut_rows`: whether a reduced head drops or
     keeps the rows whose best token it cannot propose.
+    `ttt_reduction`: the losses of all draft steps are weighted and added up (sum), or that is divided by the sum of the
+    weights (mean), which matters where gradients are clipped.
     `csra_weight`: share of CORAL's contrastive loss (csra.py) that is added to the head's own; 0 leaves it out.
     `accumulate`: pieces of an update that each worker computes one after the other, whose gradients add up to those of
     the whole: memory for time. Not part of a drafter's provenance, since it changes no more than how sums are rounded
@@ -39,6 +46,7 @@ class Recipe(Settings):
 
     ttt_steps: int = 4  # rollout length in training
     ttt_decay: float = 0.8  # weight of step i is ttt_decay^i
+    ttt_reduction: str = "sum"
     divergence: str = Objective.divergence
     top_k_weight: float = 0.0
     top_k: int = TOP_K

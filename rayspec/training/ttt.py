@@ -8,6 +8,7 @@ The head's part is done chunk by chunk of rows, forward and backward, without ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,12 +41,19 @@ def roll_out(drafter: Drafter, target: FrozenTarget, batch: Batch, num_steps: in
     return family(drafter.kind).training.roll_out(drafter, target, batch, num_steps)
 
 
+def step_weights(num_steps: int, decay: float, reduction: str) -> list[float]:
+    """Of the loss at each draft step: decay^i, for a `reduction` of mean divided by their sum."""
+    weights = [decay**i for i in range(num_steps)]
+    total = sum(weights) if reduction == "mean" else 1.0
+    return [weight / total for weight in weights]
+
+
 def backward_head(
     head: DraftHead | PositionHeads,
     all_rows: Rows,
     target: FrozenTarget,
     *,
-    decay: float,
+    weights: Sequence[float],
     chunk_rows: int,
     objective: Objective = KL,
     has_hard_labels: bool = False,
@@ -53,13 +61,12 @@ def backward_head(
 ) -> tuple[Tensor, Tensor]:
     """Accumulate the head's gradients; returns (d loss / d hidden [K, N, H], loss of each step [K]).
 
-    Loss = sum_i decay^i * (sum over counted rows of the head's loss at step i) / `num_rows`, which are the rows of the
-    whole update where these are a part of it, so that the parts add up to its mean; None for these.
+    Loss = sum_i weights[i] * (sum over counted rows of the head's loss at step i) / `num_rows`, which are the rows of
+    the whole update where these are a part of it, so that the parts add up to its mean; None for these.
     """
-    K = len(all_rows.hidden_KNH)
     num_rows = all_rows.hidden_KNH.shape[1] if num_rows is None else num_rows
     grad_KNH = torch.zeros_like(all_rows.hidden_KNH)
-    loss_K = torch.zeros(K, device=grad_KNH.device)
+    loss_K = torch.zeros(len(weights), device=grad_KNH.device)
     kind = grad_KNH.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else grad_KNH.dtype
     for rows, chunk in all_rows.chunks(chunk_rows):
@@ -67,11 +74,11 @@ def backward_head(
         p_nV = target.distribution(chunk.last_hidden_NG, dtype)
         if has_hard_labels:
             p_nV = torch.zeros_like(p_nV).scatter_(1, chunk.next_ids_N[:, None], 1.0)
-        for i in range(K):
+        for i, weight in enumerate(weights):
             own = head.at(i)
             step_loss = own.loss(hidden_KnH[i], i, chunk.route(own, i), p_nV, objective).sum() / num_rows
             loss_K[i] += step_loss.detach()
-            (decay**i * step_loss).backward()  # frees this step's logits before the next step's are made
+            (weight * step_loss).backward()  # frees this step's logits before the next step's are made
         if hidden_KnH.grad is not None:
             grad_KNH[:, rows] = hidden_KnH.grad
     return grad_KNH, loss_K
@@ -90,6 +97,7 @@ def backward_batch(
     *,
     num_steps: int,
     decay: float,
+    reduction: str = "sum",
     chunk_rows: int,
     csra_weight: float = 0.0,
     csra_temperature: float = CSRA_TEMPERATURE,
@@ -98,13 +106,15 @@ def backward_batch(
     num_rows: int | None = None,
 ) -> BatchLoss:
     """One batch: gradients of the head's loss + the body's own + `csra_weight` * CSRA accumulate in the drafter. CSRA
-    needs a trainable body, and an update in one batch. `num_rows` as of `backward_head`."""
+    needs a trainable body, and an update in one batch. `decay`, `reduction`: as of `step_weights`; `num_rows` as of
+    `backward_head`."""
     rows = roll_out(drafter, target, batch, num_steps)
+    weights = step_weights(len(rows.hidden_KNH), decay, reduction)
     grad_KNH, loss_K = backward_head(
         drafter.lm_head,
         rows,
         target,
-        decay=decay,
+        weights=weights,
         chunk_rows=chunk_rows,
         objective=objective,
         has_hard_labels=has_hard_labels,
@@ -115,7 +125,7 @@ def backward_batch(
         assert rows.hidden_KNH.requires_grad, "DrafterTrainConfig refuses CSRA on a frozen body"
         pull_KNH, csra = csra_gradient(rows.hidden_KNH, temperature=csra_temperature, chunk_rows=chunk_rows)
         grad_KNH += csra_weight * pull_KNH
-    body = _body_loss(rows, decay, num_rows)
+    body = _body_loss(rows, weights, num_rows)
     if body is not None:
         torch.autograd.backward([rows.hidden_KNH, body], [grad_KNH, torch.ones_like(body)])
     elif rows.hidden_KNH.requires_grad:  # not where the body is frozen
@@ -123,9 +133,9 @@ def backward_batch(
     return BatchLoss(loss_K, csra, None if body is None else body.detach())
 
 
-def _body_loss(rows: Rows, decay: float, num_rows: int | None) -> Tensor | None:
-    """sum_i decay^i * (sum over the rows of the body's own loss at step i) / `num_rows`, as of `backward_head`."""
+def _body_loss(rows: Rows, weights: Sequence[float], num_rows: int | None) -> Tensor | None:
+    """sum_i weights[i] * (sum over the rows of the body's own loss at step i) / `num_rows`, as of `backward_head`."""
     if rows.body_loss_KN is None:
         return None
-    steps = [decay**i * step_N.sum() for i, step_N in enumerate(rows.body_loss_KN)]
+    steps = [weight * step_N.sum() for weight, step_N in zip(weights, rows.body_loss_KN, strict=True)]
     return torch.stack(steps).sum() / (rows.body_loss_KN.shape[1] if num_rows is None else num_rows)

@@ -7,6 +7,7 @@ import tempfile
 import time
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +98,32 @@ def start_engine(target: str, drafter: str | None, **options: Any) -> Any:
 @dataclass(frozen=True)
 class StepTimes:
     """Totals over decode steps; see `StepTotals`. Differences of two readings are what one wants. `draft_s` holds
-    `head_s` and `embedding_s`, all of a step but its verification, and `head_s` holds `routing_s`."""
+    `head_s` and `embedding_s`, all of a step but its verification, and `head_s` holds `routing_s` and `choice_s`.
+    `scoring_rows` and `scored_tokens` are sums over the draft positions, of each of which the two others tell."""
 
     steps: int
     requests: int
     verified_tokens: int
     head_s: float
     routing_s: float
+    choice_s: float
     embedding_s: float
     draft_s: float
     verify_s: float
     scoring_rows: int
     scored_tokens: int
+    scoring_rows_by_position: tuple[int, ...]
+    scored_tokens_by_position: tuple[int, ...]
 
     def __sub__(self, earlier: "StepTimes") -> "StepTimes":
-        return StepTimes(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+        return StepTimes(**{f.name: _difference(getattr(self, f.name), getattr(earlier, f.name)) for f in fields(self)})
+
+
+def _difference(now: Any, earlier: Any) -> Any:
+    """Of two numbers, or of two lists of them, the earlier of which may be shorter."""
+    if isinstance(now, tuple):
+        return tuple(a - b for a, b in zip_longest(now, earlier, fillvalue=0))
+    return now - earlier
 
 
 def start_step_clock(engine: Any) -> None:
@@ -129,7 +141,15 @@ def step_times(engine: Any) -> StepTimes | None:
     if clock is None:
         return None
     step_s = clock.pop("step_s")
-    return StepTimes(**clock, draft_s=step_s - clock["verify_s"])
+    rows, tokens = (tuple(clock.pop(name)) for name in ("scoring_rows", "scored_tokens"))
+    return StepTimes(
+        **clock,
+        draft_s=step_s - clock["verify_s"],
+        scoring_rows=sum(rows),
+        scored_tokens=sum(tokens),
+        scoring_rows_by_position=rows,
+        scored_tokens_by_position=tokens,
+    )
 
 
 def policy_report(engine: Any) -> dict[str, Any] | None:

@@ -575,12 +575,58 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.model_executor.runner_backend.base_cuda_graph_backend.BaseCudaGraphBackend.cleanup",
         ("self",),
-        "called by sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again",
+        "called by sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again and "
+        "sglang_ext.adapter.workers.propose_graphs",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend",
+        ("cuda_graph_runner", "enable_memory_saver", "reuse_output_buffer"),
+        "made by sglang_ext.adapter.workers.propose_graphs, of which it reads `device_module`",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.capture_session",
+        ("self", "stream"),
+        "entered there",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.capture_one",
+        ("self", "shape_key", "forward_fn", "capture_inputs", "post_warmup_hook"),
+        "called there",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.replay",
+        ("self", "shape_key", "static_forward_batch", "kwargs"),
+        "called there; reads the key alone",
+    ),
+    Internal(
+        "sglang.srt.distributed.parallel_state.graph_capture", ("stream",), "entered there, as by SGLang's runners"
+    ),
+    Internal("sglang.srt.model_executor.runner.model_capture_mode", (), "entered there"),
+    Internal(
+        "sglang.srt.model_executor.runner.base_cuda_graph_runner.freeze_gc",
+        ("enable_cudagraph_gc",),
+        "entered there, too",
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner_utils.pool.get_or_create_global_graph_capture_stream", (), "called there"
+    ),
+    Internal(
+        "sglang.srt.model_executor.runner.get_batch_sizes_to_capture",
+        ("model_runner", "captured_req_width", "gathered_buffer_required"),
+        "called there; the first of what it gives is ascending",
+    ),
+    Internal(
+        "sglang.srt.model_executor.cuda_graph_config.check_cuda_graph_backend", ("phase", "backend"), "called there"
+    ),
+    Internal(
+        "sglang.srt.utils.get_available_gpu_memory",
+        ("device", "gpu_id", "distributed", "empty_cache", "cpu_group"),
+        "called there; `EagleDraftWorkerBase._specialized_graph_memory_usage` is told what was taken",
     ),
     Internal(
         "sglang.srt.speculative.spec_utils.draft_tp_context",
         ("layout",),
-        "entered by sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again",
+        "entered by sglang_ext.adapter.workers.captured.Captured._capturing",
     ),
     Internal("sglang.srt.speculative.spec_utils.draft_pp_context", (), "entered there, too"),
     Internal("sglang.srt.layers.moe.utils.speculative_moe_backend_context", (), "entered there, too"),
@@ -759,7 +805,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs",
         ("self",),
-        "sglang_ext.adapter.workers.context.ContextDraftWorker._capture_cuda_graphs, and called by "
+        "sglang_ext.adapter.workers.last_hidden.CarriedDrafting._capture_cuda_graphs, and called by "
         "sglang_ext.adapter.workers.eagle.HeadDraftWorker._capture_again",
     ),
     Internal(
@@ -878,9 +924,13 @@ IMPORTED: tuple[str, ...] = (
     "sglang.srt.managers.io_struct.EmbeddingReqInput",
     "sglang.srt.managers.io_struct.TokenizedGenerateReqInput",
     "sglang.srt.managers.utils.GenerationBatchResult",  # workers/plain_step.py completes it as verification does
+    "sglang.srt.model_executor.cuda_graph_config.Backend",
+    "sglang.srt.model_executor.cuda_graph_config.Phase",
     "sglang.srt.model_executor.forward_batch_info.CaptureHiddenMode",
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch",
     "sglang.srt.model_executor.model_runner.ModelRunner",
+    "sglang.srt.model_executor.runner.ShapeKey",  # workers/propose_graphs.py
+    "sglang.srt.model_executor.runner_backend_utils.CUDA_GRAPH_CAPTURE_FAILED_MSG",
     "sglang.srt.models.registry.ModelRegistry",  # cpu/fork_server.py
     "sglang.srt.platforms.current_platform",
     "sglang.srt.plugins.load_plugins",  # cpu/fork_server.py, server_words.py

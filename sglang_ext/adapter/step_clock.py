@@ -11,13 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from sglang.srt.runtime_context import get_parallel
-from torch import Tensor
+from torch import Tensor, nn
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.heads import DraftHead
@@ -35,14 +35,22 @@ class StepTotals:
     verified_tokens: int = 0  # of all of these, roots and padding included
     head_s: float = 0.0  # the draft head, all draft positions of the step
     routing_s: float = 0.0  # the part of head_s in a router (`DraftHead.route`), not what is then chosen by its scores
+    choice_s: float = 0.0  # the part of head_s in that choice (`DraftHead.choosing`), with the lists of tokens it gives
     embedding_s: float = 0.0  # the drafter's look-up of its input tokens
     step_s: float = 0.0  # drafting with the head (the draft loop and the extend after verification) and verification
     verify_s: float = 0.0  # the target's pass with sampling and cache moves: verification, or a policy's plain step
-    scoring_rows: int = 0  # that the draft head was asked about in the steps whose shortlists were counted
-    scored_tokens: int = 0  # that it scored for these rows, its shortlists
+    # at each draft position: rows that the draft head was asked about in the steps whose shortlists were counted, and
+    # the tokens that it scored for these rows
+    scoring_rows: list[int] = field(default_factory=list)
+    scored_tokens: list[int] = field(default_factory=list)
+
+    def count_scored(self, position: int, rows: int, tokens: int) -> None:
+        for counts, number in ((self.scoring_rows, rows), (self.scored_tokens, tokens)):
+            counts.extend([0] * (position + 1 - len(counts)))
+            counts[position] += number
 
     def copy(self) -> "StepTotals":
-        return replace(self)
+        return replace(self, scoring_rows=list(self.scoring_rows), scored_tokens=list(self.scored_tokens))
 
 
 COUNT_EVERY = 8  # steps whose shortlists are counted: to count is work that a step without a clock does not do
@@ -95,6 +103,17 @@ class StepClock:
         with self.inside_drafting("head_s"), self.inside_drafting("routing_s"):
             yield
 
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        with self.inside_drafting("choice_s"):
+            yield
+
+    def time_choices(self, heads: nn.Module) -> None:
+        """Time what these heads choose, and the heads in them."""
+        for part in heads.modules():
+            if isinstance(part, DraftHead):
+                part.choosing = self.choosing
+
     def clocked(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
         def inside(*args: P.args, **kwargs: P.kwargs) -> T:
             with self.inside_drafting(name):
@@ -103,12 +122,13 @@ class StepClock:
         return inside
 
     def count_shortlist(self, head: DraftHead, hidden_TH: Tensor, step: int, routed: Tensor | None) -> None:
-        """What the head has just scored for these rows; on an accelerator nothing, since it would wait for it."""
+        """What the head has just scored for these rows. On an accelerator nothing: the host would wait for it, and a
+        captured pass would choose a second time at every replay, in the time that is measured. Of heads that score as
+        many tokens for every row nobody need count."""
         if self.on_device or not (self.is_running and self.is_decoding) or self.totals.steps % COUNT_EVERY != 1:
             return
         scored_T = head.scored(hidden_TH, step, routed)
-        self.totals.scoring_rows += len(scored_T)
-        self.totals.scored_tokens += int(scored_T.sum())
+        self.totals.count_scored(step, len(scored_T), int(scored_T.sum()))
 
     def read(self) -> StepTotals:
         """The totals of all parts that have begun; on an accelerator it waits for them."""

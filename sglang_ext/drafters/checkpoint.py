@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from sglang_ext.drafters.base import Drafter
 from sglang_ext.drafters.checkpoint_config import (
@@ -219,6 +219,15 @@ def _read_named(info: CheckpointInfo, names: Iterable[str]) -> dict[str, Tensor]
         with _open(shared_in.get(name) or _weights_file(info)) as handle:
             found[name] = handle.get_tensor(name)
     return found
+
+
+def load_sharing(drafter: nn.Module, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
+    """Load an empty drafter, whose names have been looked at (`check_tensors`). Parameters and buffers that are `held`
+    by another one it shares from then on, in the form and on the device that they have there."""
+    for name, tensor in held.items():  # first: a head may lay out what it loads beside them
+        place, _, own = name.rpartition(".")
+        setattr(drafter.get_submodule(place), own, tensor)
+    drafter.load_state_dict({name: t for name, t in tensors.items() if name not in held}, strict=False)
 
 
 def check_loaded(drafter: Drafter, stop_ids: Iterable[int] = ()) -> None:

@@ -34,13 +34,13 @@ class DecoderCost:
 class StepShape:
     """Rows of a verify step of one request. `draft_steps` 0 is plain decoding. `num_draft_tokens` were asked for, with
     the root. Where an engine counted them: `counted` is what a step verified in the mean, `scored` the tokens that the
-    head scored for a row."""
+    head scored for a row at each draft position (None for one of which nothing was counted)."""
 
     draft_steps: int = 0
     topk: int = 1
     num_draft_tokens: int = 1
     counted: float | None = None
-    scored: float | None = None
+    scored: tuple[float | None, ...] = ()
 
     @property
     def rows(self) -> list[int]:
@@ -50,6 +50,9 @@ class StepShape:
     @property
     def verified(self) -> float:
         return self.num_draft_tokens if self.counted is None else self.counted
+
+    def scored_at(self, position: int) -> float | None:
+        return self.scored[position] if position < len(self.scored) else None
 
 
 class DrafterCost(Protocol):
@@ -61,6 +64,10 @@ class DrafterCost(Protocol):
     def body_bytes(self) -> int: ...
     @property
     def head(self) -> DraftHead | PositionHeads: ...
+
+    def rows(self, shape: StepShape) -> list[int]:
+        """Rows that the head is asked about at each draft position of a step of one request."""
+        ...
 
     def drafting(self, shape: StepShape, keys: float) -> float:
         """FLOPs of one step of one request whose context is `keys` tokens long."""
@@ -93,8 +100,24 @@ def row_flops(*modules: nn.Module) -> int:
 
 def head_cost(head: DraftHead | PositionHeads, rows: Sequence[int], shape: StepShape) -> HeadCost:
     """Cost of the head in a step that asks it about so many rows at each draft position."""
-    parts = [head.at(i).cost(n, i, shape.scored) for i, n in enumerate(rows)]
+    parts = [head.at(i).cost(n, i, shape.scored_at(i)) for i, n in enumerate(rows)]
     return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))
+
+
+def is_scoring_known(drafter: DrafterCost, shape: StepShape) -> bool:
+    """Whether it is known how many tokens the head scores at each draft position: by its shape, or counted. Else its
+    cost is an estimate."""
+    positions = range(len(drafter.rows(shape)))
+    return all(drafter.head.at(i).shortlist_size(i) is not None or shape.scored_at(i) is not None for i in positions)
+
+
+def known_shortlist(drafter: DrafterCost, shape: StepShape) -> float | None:
+    """The tokens that the head scores for a row, in the mean over the rows of a step; None where a router decides it
+    at some position."""
+    rows = drafter.rows(shape)
+    sizes = [drafter.head.at(i).shortlist_size(i) for i in range(len(rows))]
+    scored = [n * size for n, size in zip(rows, sizes, strict=True) if size is not None]
+    return sum(scored) / sum(rows) if len(scored) == len(rows) else None
 
 
 def step_by_step_flops(shape: StepShape, keys: float, layers: DecoderCost, head: DraftHead | PositionHeads) -> float:

@@ -6,7 +6,8 @@ A head is a plain torch module without any SGLang import: the trainer and the SG
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -105,6 +106,8 @@ class DraftHead(nn.Module, ABC):
     gathered: ClassVar[tuple[str, ...]] = ()  # the matrices of which `gather_dot` reads rows
     maps: ClassVar[tuple[str, ...]] = ()  # the buffers whose values, and not only shapes, say what there is to score
     routes: ClassVar[bool] = False
+    # around what a head does to choose, by its router's scores, what it then scores; a server's clock takes its place
+    choosing: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     def __init__(self, config: HeadConfig, hidden_size: int, vocab_size: int) -> None:
         """Weights are NaN until they are loaded. Raises ValueError for options that do not fit these sizes."""
@@ -269,10 +272,17 @@ class DraftHead(nn.Module, ABC):
         """The least number of tokens that a row may have to choose from in so many steps; a tree needs its top-k."""
         return self.vocab_size
 
+    def shortlist_size(self, step: int) -> int | None:
+        """How many tokens the head scores for every row of a draft step, whatever the row is; None where a router
+        decides that, so that it has to be counted."""
+        return self.vocab_size
+
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
         """How many tokens the head scores for each row, its shortlist; int64 [T], padding left out. Arguments as of
         `candidates`. Cheap beside it, but not free where a router chooses."""
-        return torch.full((len(hidden_TH),), self.vocab_size, device=hidden_TH.device)
+        size = self.shortlist_size(step)
+        assert size is not None, "a head whose router decides it says what it scores itself"
+        return torch.full((len(hidden_TH),), size, device=hidden_TH.device)
 
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         """What `candidates` of the same rows needs, from what is known before the drafter's layer has run."""
@@ -364,7 +374,8 @@ class DraftHead(nn.Module, ABC):
     @abstractmethod
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """Least bytes moved (at the parameters' dtype) and FLOPs for `rows` rows at a draft step; from shapes alone.
-        `scored`: the measured mean of `scored`, for heads of which a router decides it; None for an estimate."""
+        `scored`: the mean that `scored` had at this step, for heads of which a router decides it; None for an
+        estimate."""
 
 
 def may_fuse(x_TH: Tensor, *parameters: Tensor, k: int = 1) -> bool:

@@ -165,6 +165,10 @@ class ClusteredHead(DraftHead):
             return rows // of_a_request
         return 1 if self.config.union else rows
 
+    def shortlist_size(self, step: int) -> int | None:
+        """Clusters have unequal sizes, so that nothing but all of them is a number known before."""
+        return self.vocab_size if self.config.budget(step) == self.config.clusters else None
+
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
         T, M, budget = len(hidden_TH), self.config.clusters, self.config.budget(step)
         if budget == M:
@@ -181,7 +185,9 @@ class ClusteredHead(DraftHead):
         if budget == self.config.clusters:
             return Candidates(self.project(hidden_TH, "weight"), None)
         groups = self._groups(T, step)
-        chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
+        scores_TM = self.cluster_scores(hidden_TH, routed)
+        with self.choosing():
+            chosen_Tm = scores_TM.topk(budget, dim=-1).indices
         if self._reads_all(T, groups, budget):
             return self._score_all(hidden_TH, chosen_Tm, groups)
         if groups == T:
@@ -212,20 +218,22 @@ class ClusteredHead(DraftHead):
 
     def _score_rows(self, hidden_TH: Tensor, chosen_Tm: Tensor) -> Candidates:
         """Each row its own clusters."""
-        members_Tn = self._members_MC[chosen_Tm].flatten(1)
-        if self._leaves_padding_out:
-            members_Tn = pad_sequence([ids[ids >= 0] for ids in members_Tn], batch_first=True, padding_value=-1)
-        ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
+        with self.choosing():
+            members_Tn = self._members_MC[chosen_Tm].flatten(1)
+            if self._leaves_padding_out:
+                members_Tn = pad_sequence([ids[ids >= 0] for ids in members_Tn], batch_first=True, padding_value=-1)
+            ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
         logits_Tn = self.gather_dot(hidden_TH, "weight", ids_Tn.clamp(min=0))
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
 
     def _score_union(self, hidden_TH: Tensor, chosen_Tm: Tensor, groups: int) -> Candidates:
         """Each row the clusters of its group, whose rows of the matrix are gathered once."""
         T, budget = chosen_Tm.shape
-        is_chosen_GM = _chosen(chosen_Tm, groups, self.config.clusters, hidden_TH.dtype)
-        kept_Gu, union_Gu = is_chosen_GM.topk(self._most_clusters(T, groups, budget), dim=-1)
-        members_GuC = torch.where(kept_Gu[:, :, None] > 0, self._members_MC[union_Gu], -1)
-        ids_Gn = torch.cat([self._pinned_P.expand(groups, -1), members_GuC.flatten(1)], dim=1)
+        with self.choosing():
+            is_chosen_GM = _chosen(chosen_Tm, groups, self.config.clusters, hidden_TH.dtype)
+            kept_Gu, union_Gu = is_chosen_GM.topk(self._most_clusters(T, groups, budget), dim=-1)
+            members_GuC = torch.where(kept_Gu[:, :, None] > 0, self._members_MC[union_Gu], -1)
+            ids_Gn = torch.cat([self._pinned_P.expand(groups, -1), members_GuC.flatten(1)], dim=1)
         rows_nH = self.rows_of("weight", ids_Gn.clamp(min=0).flatten()).to(hidden_TH.dtype)
         rows_GnH = rows_nH.view(groups, -1, self.hidden_size)
         logits_Tn = (hidden_TH.view(groups, T // groups, self.hidden_size) @ rows_GnH.mT).flatten(0, 1)
@@ -236,11 +244,12 @@ class ClusteredHead(DraftHead):
     def _score_all(self, hidden_TH: Tensor, chosen_Tm: Tensor, groups: int) -> Candidates:
         """The whole vocabulary, of which what was not chosen is then struck out."""
         logits_TV = self.project(hidden_TH, "weight")
-        limit_GM1 = logits_TV.new_full((groups, self.config.clusters + 1), NO_TOKEN)
-        limit_GM1[:, 0] = torch.inf
-        limit_GM1.scatter_(1, (chosen_Tm + 1).view(groups, -1), torch.inf)
-        # several times faster than masked_fill
-        limit_GV = limit_GM1.index_select(1, self.cluster_of)
+        with self.choosing():
+            limit_GM1 = logits_TV.new_full((groups, self.config.clusters + 1), NO_TOKEN)
+            limit_GM1[:, 0] = torch.inf
+            limit_GM1.scatter_(1, (chosen_Tm + 1).view(groups, -1), torch.inf)
+            # several times faster than masked_fill
+            limit_GV = limit_GM1.index_select(1, self.cluster_of)
         logits_GrV = logits_TV.view(groups, len(hidden_TH) // groups, self.vocab_size)
         return Candidates(logits_GrV.clamp_(max=limit_GV[:, None]).flatten(0, 1), None)
 
@@ -251,8 +260,8 @@ class ClusteredHead(DraftHead):
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """Cost of rows of one request, with clusters of mean size that are all different where `scored` is not known.
-        `scored` is a mean over the draft steps, and so the same at each. Rows with clusters of their own gather them,
-        or read the whole matrix as `candidates` does; a union is read once, as `fused` does."""
+        Rows with clusters of their own gather them, or read the whole matrix as `candidates` does; a union is read
+        once, as `fused` does."""
         c, budget = self.config, self.config.budget(step)
         if budget == c.clusters:
             return dense_cost(rows, self.weight)

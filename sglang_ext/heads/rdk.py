@@ -211,8 +211,11 @@ class RdkHead(DraftHead):
     def fewest_candidates(self, draft_steps: int) -> int:
         return self.base.fewest_candidates(draft_steps)
 
-    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
+    def shortlist_size(self, step: int) -> int | None:
         """The base's: what is handed on costs no score."""
+        return self.base.shortlist_size(step)
+
+    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
         return self.base.scored(hidden_TH, step, routed)
 
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:

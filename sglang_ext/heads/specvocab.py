@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
@@ -78,16 +77,18 @@ class SpecVocabHead(DraftHead):
     def fewest_candidates(self, draft_steps: int) -> int:
         return self.config.size
 
-    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        """The shortlist that is rescored; the router's look at the whole vocabulary is no score of the distribution."""
-        return torch.full((len(hidden_TH),), self.config.size, device=hidden_TH.device)
+    def shortlist_size(self, step: int) -> int:
+        """What is rescored; the router's look at the whole vocabulary is no score of the distribution."""
+        return self.config.size
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         if self.config.size == self.vocab_size:
             return Candidates(self.project(hidden_TH, "weight"), None)
-        ids_Tn = self.router_logits(hidden_TH).topk(self.config.size, dim=-1, sorted=False).indices
-        # ascending ids: equal logits resolve to the lower id as in the full head, and rows are read in order
-        ids_Tn = ids_Tn.sort(dim=-1).values
+        scores_TV = self.router_logits(hidden_TH)
+        with self.choosing():
+            ids_Tn = scores_TV.topk(self.config.size, dim=-1, sorted=False).indices
+            # ascending ids: equal logits resolve to the lower id as in the full head, and rows are read in order
+            ids_Tn = ids_Tn.sort(dim=-1).values
         return Candidates(self.gather_dot(hidden_TH, "weight", ids_Tn), ids_Tn)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:

@@ -119,8 +119,8 @@ class TruncatedHead(DraftHead):
     def fewest_candidates(self, draft_steps: int) -> int:
         return min(self.size_at(step) for step in range(draft_steps))
 
-    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        return torch.full((len(hidden_TH),), self.size_at(step), device=hidden_TH.device)
+    def shortlist_size(self, step: int) -> int:
+        return self.size_at(step)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         size = self.size_at(step)

@@ -1,25 +1,35 @@
 """Counts against published tables and against PyTorch's own counter."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fixture_models import DRAFTERS, TARGET
+from synthetic import synthetic_request
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rayspec.costs import cost_metrics, drafter_cost, mbsu, step_flops, target_cost
+from rayspec.costs import ModelCosts, TargetCost, cost_metrics, drafter_cost, mbsu, read_costs, step_flops, target_cost
+from rayspec.farm.load import Traffic
+from rayspec.records import BlockRecord, Measured, StepSeconds
+from rayspec.sweep.candidate import Candidate, Head
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.plan.trials import Trial
+from rayspec.sweep.record.results import score
+from rayspec.sweep.shape import DraftShape
 from sglang_ext.drafters import family, parse_drafter
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
-from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost
+from sglang_ext.drafters.counting import DecoderCost, StepShape, head_cost, known_shortlist
 from sglang_ext.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from sglang_ext.drafters.rope import Rope
 from sglang_ext.drafters.shared.features.cost import FeatureCost
 from sglang_ext.drafters.specformer import SpecFormerConfig, SpecFormerDrafter, specformer_taps
 from sglang_ext.drafters.target import TargetInfo
-from sglang_ext.heads import head_from_target, parse_head
+from sglang_ext.heads import DraftHead, head_from_target, parse_head
 from sglang_ext.trees.static import StaticProposer, StaticTree, chain_paths
 
 V = 128_256
@@ -201,12 +211,15 @@ def test_metrics_of_a_trial(make_request: object) -> None:
 
 TOY_V, TOY_H = 512, 64
 CLUSTERS_V = torch.arange(TOY_V).clamp(min=0) % 17  # sixteen of 30 or 31 tokens, and the pinned one
-HEADS = {
+ROUTED = {"kind": "dynaspec", "clusters": 16, "first": 4, "later": 1, "rule": "fixed", "router_width": 8}
+HEADS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full"},
     "int4": {"kind": "full", "weight_format": "int4"},
     "constant": {"kind": "truncated", "size": 200},
     "shrinking": {"kind": "truncated", "size": 200, "step_sizes": [200, 200, 60]},
-    "routed": {"kind": "dynaspec", "clusters": 16, "first": 4, "later": 4, "rule": "fixed", "router_width": 8},
+    "routed": ROUTED,
+    "routed_union": {**ROUTED, "union": "request"},
+    "routed_first": {**ROUTED, "first": 16},
 }
 
 
@@ -245,7 +258,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FeatureCost]:
     return found
 
 
-def step_of(cost: FeatureCost, scored: float | None = None) -> tuple[float, float]:
+def step_of(cost: FeatureCost, *scored: float) -> tuple[float, float]:
     """(bytes that the head moves, FLOPs of drafting) of a step of three drafts."""
     step = StepShape(draft_steps=3, num_draft_tokens=4, scored=scored)
     assert cost.read_bytes(step, 1000) == 3 * (cost.body_bytes + 1000) + head_cost(cost.head, step.rows, step).bytes
@@ -267,23 +280,161 @@ def test_a_head_that_shrinks_with_the_draft_step_costs_less_at_later_ones(costs:
 
 
 def test_a_routed_head_costs_what_it_was_seen_to_score(costs: dict[str, FeatureCost]) -> None:
-    estimated, measured = step_of(costs["routed"]), step_of(costs["routed"], scored=100.0)
+    estimated, measured = step_of(costs["routed"]), step_of(costs["routed"], 100.0, 50.0, 40.0)
     pinned = int((CLUSTERS_V == 0).sum())
-    more = pinned + 4 * (TOY_V - pinned) // 16 - 100
+    more = sum(pinned + n * (TOY_V - pinned) // 16 for n in (4, 1, 1)) - (100 + 50 + 40)
     assert more > 0
-    assert estimated[1] - measured[1] == 3 * 2 * TOY_H * more
-    assert estimated[0] - measured[0] == 3 * more * (2 * TOY_H + 2 + 8)
-    assert step_of(costs["full"], scored=100.0) == step_of(costs["full"])  # nothing to choose
+    assert estimated[1] - measured[1] == 2 * TOY_H * more
+    assert estimated[0] - measured[0] == more * (2 * TOY_H + 2 + 8)
+    assert step_of(costs["full"], 100.0, 50.0, 40.0) == step_of(costs["full"])  # nothing to choose
 
 
-def test_experts_have_no_flops_here(tmp_path: Path) -> None:
+TREE = {"draft_steps": 3, "topk": 4, "num_draft_tokens": 9}
+
+
+@pytest.mark.parametrize(("head", "later"), [("routed", 4 * (2 * TOY_H + 2 + 8)), ("routed_union", 2 * (TOY_H + 4))])
+def test_a_tree_costs_at_each_position_what_was_scored_there(
+    costs: dict[str, FeatureCost], head: str, later: int
+) -> None:
+    """One row at the root, four of them later, and a budget that falls: 100 tokens, then 70, then 50. `later`: bytes of
+    a token that a later position scores, gathered by each row, or read once and its four logits written."""
+    own = costs[head].head
+    assert isinstance(own, DraftHead)
+
+    def moved(*scored: float) -> int:
+        return head_cost(own, [1, 4, 4], StepShape(**TREE, scored=scored)).bytes
+
+    root = 2 * TOY_H + 2 + 8
+    assert moved(100, 70, 50) - moved(99, 70, 50) == root
+    assert moved(100, 70, 50) - moved(100, 69, 50) == later
+    assert moved(100, 70, 50) - moved(100, 70, 49) == later
+    mean = (100 + 4 * 70 + 4 * 50) / 9  # of all rows: only where each row gathers its own is that the same
+    assert (moved(mean, mean, mean) < 0.95 * moved(100, 70, 50)) == (head == "routed_union")
+
+
+def clocked(**counted: Any) -> StepSeconds:
+    return StepSeconds(steps=8, requests=8, verified_tokens=72, head_s=0, draft_s=0, verify_s=0, **counted)
+
+
+def scored_trial(drafter: FeatureCost, clock: StepSeconds | None, head: str = "routed") -> Mapping[str, float]:
+    """Metrics of a tree's trial, whose blocks have this clock."""
+    candidate = Candidate(
+        label=head,
+        path="/routed",
+        head=Head(kind="dynaspec"),
+        draft_steps=3,
+        shape=DraftShape(topk=4, num_draft_tokens=9),
+    )
+    trial = Trial(candidate=candidate, traffic=Traffic(concurrency=1))
+    requests = (synthetic_request("a", (0, 4, 4, 0), 0.1),)
+    block = BlockRecord(index=0, prompt_block=0, measured=Measured(wall_s=1, requests=requests, step_seconds=clock))
+    models = ModelCosts(target=target_cost(str(TARGET)), drafters={head: drafter})
+    (result,) = score(SweepConfig(), {trial: [block]}, {}, {}, models)
+    return result.metrics
+
+
+def test_a_trial_costs_what_its_blocks_counted_at_each_position(costs: dict[str, FeatureCost]) -> None:
+    counted = clocked(
+        scoring_rows=9,
+        scored_tokens=580,
+        scoring_rows_by_position=(1, 4, 4),
+        scored_tokens_by_position=(100, 280, 200),
+    )
+    found, shape = scored_trial(costs["routed_union"], counted), StepShape(**TREE, scored=(100, 70, 50))
+    assert found["shortlist_mean"] == pytest.approx(580 / 9)
+    target = target_cost(str(TARGET))
+    drafted_bytes = costs["routed_union"].read_bytes(shape, 2 * target.embedding_params)
+    assert found["mbsu"] == pytest.approx(mbsu(found["tau"], drafted_bytes, 2 * target.params))
+
+
+@pytest.mark.parametrize(
+    "clock", [None, clocked(scoring_rows=9, scored_tokens=580)], ids=["uncounted", "of_an_older_journal"]
+)
+def test_a_routed_head_without_counts_by_position_has_no_costs(
+    costs: dict[str, FeatureCost], clock: StepSeconds | None
+) -> None:
+    """A mean over all positions was put at each of them, which a tree's rows are not spread over evenly."""
+    found = scored_trial(costs["routed"], clock)
+    assert not {"mbsu", "gflops_per_token"} & set(found)
+    assert "budget_kappa" in found
+    assert {"mbsu", "gflops_per_token"} <= set(scored_trial(costs["shrinking"], clock, "shrinking"))
+
+
+@pytest.mark.parametrize(
+    ("head", "mean"),
+    [
+        ("full", TOY_V),
+        ("int4", TOY_V),
+        ("constant", 200),
+        ("shrinking", (200 + 4 * 200 + 4 * 60) / 9),
+        ("routed", None),
+    ],
+)
+def test_what_a_head_scores_for_every_row_needs_no_count(
+    costs: dict[str, FeatureCost], head: str, mean: float | None
+) -> None:
+    """As on an accelerator, which counts nothing; what was counted stays."""
+    assert scored_trial(costs[head], None, head).get("shortlist_mean") == mean
+    counted = clocked(scoring_rows=2, scored_tokens=7)
+    assert scored_trial(costs[head], counted, head)["shortlist_mean"] == 3.5
+
+
+def test_a_draft_of_all_clusters_has_a_known_shortlist_at_its_positions_alone(costs: dict[str, FeatureCost]) -> None:
+    """16 of 16 at the first position, one later."""
+    head = costs["routed_first"]
+    assert known_shortlist(head, StepShape(draft_steps=1, num_draft_tokens=2)) == TOY_V
+    assert known_shortlist(head, StepShape(draft_steps=2, num_draft_tokens=3)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "has_bytes"),
+    [
+        ({}, {}, True),
+        ({}, {"load_format": "dummy", "quantization": None}, True),
+        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}, {}, False),
+        ({}, {"quantization": "fp8"}, False),
+        ({}, {"load_format": "bitsandbytes"}, False),
+        ({}, {"speculative_draft_model_quantization": "fp8"}, False),
+    ],
+    ids=["as_it_is", "dummy", "checkpoint", "setting", "load_format", "drafter"],
+)
+def test_bytes_of_quantised_weights_are_not_counted(
+    change: dict[str, Any], settings: dict[str, Any], has_bytes: bool, tmp_path: Path, make_request: object
+) -> None:
+    """At 16 bits they would be too many of the target's, and the MBSU too large; its products are the same."""
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((TARGET / "config.json").read_text()) | change))
+    counted = read_costs(str(tmp_path), {"full": str(DRAFTERS["full"])}, settings=settings)
+    assert counted is not None
+    request = make_request("a", (0, 0, 8), 0.1)  # type: ignore[operator]
+    shape = StepShape(draft_steps=2, num_draft_tokens=3)
+    found = cost_metrics({"tau": 3.0}, [request], shape, counted.target, counted.drafters["full"])
+    assert ("mbsu" in found) == has_bytes
+    assert {"gflops_per_token", "budget_kappa"} <= set(found)
+
+
+def test_modelopt_s_own_file_says_that_a_target_is_quantised(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((TARGET / "config.json").read_bytes())
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    assert not target_cost(str(tmp_path)).is_read_whole
+
+
+def test_experts_have_no_costs_here(tmp_path: Path) -> None:
     from transformers import MixtralConfig
 
     tiny = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     tiny |= {"num_key_value_heads": 1, "vocab_size": 16}
     MixtralConfig(**tiny, num_local_experts=2).save_pretrained(tmp_path)
-    assert target_cost(str(tmp_path)).decoder is None
+    mixture = target_cost(str(tmp_path))
+    assert (mixture.decoder, mixture.is_read_whole) == (None, False)
     LlamaConfig(**tiny, tie_word_embeddings=True).save_pretrained(tmp_path)
     cost = target_cost(str(tmp_path))
     assert cost.params == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig.from_pretrained(tmp_path)).parameters())
     assert cost.embedding_params == 16 * 8
+    assert cost.is_read_whole
+
+
+def test_a_trial_of_a_mixture_of_experts_has_neither(costs: dict[str, FeatureCost], make_request: object) -> None:
+    target = TargetCost(params=10**9, embedding_params=10**6, decoder=None, is_read_whole=False)
+    request = make_request("a", (0, 0, 8), 0.1)  # type: ignore[operator]
+    shape = StepShape(draft_steps=2, num_draft_tokens=3)
+    assert set(cost_metrics({"tau": 3.0}, [request], shape, target, costs["full"])) == {"budget_kappa"}

@@ -146,7 +146,17 @@ def test_lines_are_read_on_from_where_one_stopped(tmp_path: Path) -> None:
 STEPS = StepSeconds(steps=2, requests=3, verified_tokens=15, head_s=0.1, draft_s=0.2, verify_s=1 / 3)
 
 
-@pytest.mark.parametrize("steps", [None, STEPS])
+COUNTED = replace(
+    STEPS,
+    choice_s=0.05,
+    scoring_rows=3,
+    scored_tokens=70,
+    scoring_rows_by_position=(1, 2),
+    scored_tokens_by_position=(30, 40),
+)
+
+
+@pytest.mark.parametrize("steps", [None, STEPS, COUNTED])
 def test_a_measurement_comes_back_exactly(steps: StepSeconds | None) -> None:
     request = synthetic_request("a", (3, 1, 2), 0.0123456789)
     measured = Measured(wall_s=1 / 3, requests=(request,), step_seconds=steps, peak_memory_bytes=5)
@@ -159,7 +169,9 @@ def test_rounds_of_older_journals_are_read() -> None:
     measured = Measured(wall_s=1.0, requests=(), step_seconds=STEPS, other_cpu_share=0.25)
     event = json.loads(to_line(replace(ROUND, blocks={"full-c1": measured}), 2.5))
     block = event["blocks"]["full-c1"]
-    del block["other_cpu_share"], block["step_seconds"]["scoring_rows"], block["step_seconds"]["scored_tokens"]
+    del block["other_cpu_share"], block["step_seconds"]["choice_s"]
+    for name in ("scoring_rows", "scored_tokens"):
+        del block["step_seconds"][name], block["step_seconds"][f"{name}_by_position"]
     read_back = from_line(json.dumps(event).encode())
     assert isinstance(read_back, RoundMeasured)
     assert read_back.blocks == {"full-c1": replace(measured, other_cpu_share=None)}

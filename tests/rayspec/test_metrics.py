@@ -10,10 +10,12 @@ from rayspec.metrics import (
     break_even_rho,
     head_kappa,
     output_mismatches,
+    scored_by_position,
     tau_by_category,
     trial_metrics,
 )
 from rayspec.records import BlockRecord, Measured, RequestRecord, StepSeconds
+from rayspec.sweep.record.metric_names import metric_key, metric_name
 
 MakeRequest = Callable[..., RequestRecord]
 
@@ -103,6 +105,29 @@ def test_step_clock_is_pooled_over_blocks(make_request: MakeRequest) -> None:
     assert "shortlist_mean" not in trial_metrics([block(request, step_seconds=short)], 4)
     parts = ("head", "routing", "embedding", "draft", "verify")
     assert [m[f"step_{part}_ms"] for part in parts] == pytest.approx([3, 0.5, 0.1, 6, 12])
+
+
+def test_the_choice_is_pooled_where_every_block_has_clocked_it(make_request: MakeRequest) -> None:
+    old = StepSeconds(steps=1, requests=1, verified_tokens=5, head_s=0.001, draft_s=0.002, verify_s=0.004)
+    clocks = replace(old, choice_s=0.0006), replace(old, steps=3, choice_s=0.001)
+    request = make_request("a", (1,), 0.1)
+    blocks = [block(request, step_seconds=steps) for steps in (*clocks, None)]
+    assert trial_metrics(blocks, 4)["step_choice_ms"] == pytest.approx(0.4)
+    assert "step_choice_ms" not in trial_metrics([*blocks, block(request, step_seconds=old)], 4)
+    assert metric_name(metric_key("step_choice_ms")) == "step_choice_ms"
+    assert metric_key("step_choice_ms") == "step/step_choice_ms"
+
+
+def test_what_was_scored_is_pooled_at_each_position(make_request: MakeRequest) -> None:
+    """Rows differ between positions, and a block may have counted fewer of these, or none (it is an older one's)."""
+    old = StepSeconds(steps=1, requests=1, verified_tokens=5, head_s=0, draft_s=0, verify_s=0, scoring_rows=2,
+                      scored_tokens=9)  # fmt: skip
+    new = replace(old, scoring_rows_by_position=(1, 10), scored_tokens_by_position=(40, 200))
+    more = replace(old, scoring_rows_by_position=(3, 0, 10), scored_tokens_by_position=(60, 0, 70))
+    none = replace(old, scoring_rows_by_position=(0, 0, 0, 0), scored_tokens_by_position=(0, 0, 0, 0))
+    blocks = [block(make_request("a", (1,), 0.1), step_seconds=steps) for steps in (old, new, more, none, None)]
+    assert scored_by_position(blocks) == (25, 20, 7, None)
+    assert scored_by_position(blocks[:1]) == ()
 
 
 def test_tau_by_category(make_request: MakeRequest) -> None:

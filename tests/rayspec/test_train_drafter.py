@@ -227,6 +227,20 @@ def test_chunked_gradients_equal_the_naive_loss(
         torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_a_mean_over_draft_steps_is_their_sum_by_the_sum_of_weights(
+    tiny_target: FrozenTarget, answers: AnswerSet
+) -> None:
+    batch, settings = Batch.of(answers, torch.tensor([0, 4])), {"num_steps": 3, "decay": 0.8, "chunk_rows": 7}
+    summed, mean = random_drafter(tiny_target, FULL), random_drafter(tiny_target, FULL)
+    of_sum = backward_batch(summed, tiny_target, batch, **settings)
+    of_mean = backward_batch(mean, tiny_target, batch, **settings, reduction="mean")
+    torch.testing.assert_close(of_mean.head_K, of_sum.head_K)  # what is logged is of each step, without its weight
+    expected = dict(summed.named_parameters())
+    for name, parameter in mean.named_parameters():
+        want = expected[name].grad / (1 + 0.8 + 0.64)
+        torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk_rows", [7, 1000], ids=["ragged_chunks", "one_chunk"])
 def test_chunked_gradients_equal_one_backward_of_the_heads_loss(

@@ -9,6 +9,7 @@ import torch
 
 from rayspec.farm.head_latency import head_latencies
 from rayspec.farm.load import Traffic
+from rayspec.records import StepSeconds
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.trials import Trial
 from rayspec.sweep.record.results import TrialResult, score
@@ -139,3 +140,19 @@ def test_a_trees_nu_is_against_a_tree_of_the_full_head(results: list[TrialResult
     assert full["kappa"] == pytest.approx(head_ms / (full["cycle_ms"] - head_ms))
     assert isinstance(found["full-s4-c1"].trial, Trial)
     assert found["full-s4-c1"].metrics["nu"] == 1
+
+
+@pytest.mark.parametrize("verified", [32, 20])
+def test_no_gain_is_predicted_for_a_tree_of_another_size(synthetic_sweep: Any, verified: int) -> None:
+    """rho, nu and kappa know nothing of what a step saves in verification."""
+    blocks = {}
+    for trial, own in synthetic_sweep.blocks.items():
+        if trial.label in ("full", "slimspec-r64") and trial.draft_steps == 4:
+            nodes = verified if trial.label == "slimspec-r64" else 32
+            clock = StepSeconds(steps=2, requests=2, verified_tokens=2 * nodes, head_s=0.01, draft_s=0.02, verify_s=0.1)
+            blocks[trial] = [replace(b, measured=replace(b.measured, step_seconds=clock)) for b in own]
+    latency = {"full": 900e-6, "slimspec-r64": 450e-6}
+    found = {r.trial.name: r for r in score(SweepConfig(), blocks, {}, {Traffic(concurrency=1): latency})}
+    assert {"rho", "nu"} <= set(found["slimspec-r64-s4-c1"].metrics)
+    predicts = "speedup_vs_baseline_predicted" in found["slimspec-r64-s4-c1"].metrics
+    assert predicts == (verified == 32)

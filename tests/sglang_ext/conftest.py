@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import shared_fixtures  # noqa: F401  (defines kernels so that they can be interpreted, before others import them)
 import torch
+from carried_workers import asked, serves  # noqa: F401  (fixtures)
 from draft_workers import spec, worker  # noqa: F401  (fixtures)
 from engines import (
     NEW_TOKENS,

@@ -11,8 +11,8 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDra
 from torch import Tensor
 
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest, HostsHead
+from sglang_ext.adapter.workers import captured, extend_graphs
 from sglang_ext.adapter.workers import eagle as draft_worker
-from sglang_ext.adapter.workers import extend_graphs
 from sglang_ext.adapter.workers.eagle import HeadDraftWorker
 
 SIZES = [4, 2, 1]  # of the batches that graphs are captured for
@@ -112,7 +112,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, spec: SimpleNamespace) -> Any:
     monkeypatch.setattr(EAGLEDraftExtendCudaGraphRunner, "capture_one_shape", Graphs.capture_one_shape)
     monkeypatch.setattr(EAGLEDraftExtendCudaGraphRunner, "execute", Graphs.execute)
     for name in ("draft_pp_context", "speculative_moe_backend_context", "speculative_moe_a2a_backend_context"):
-        monkeypatch.setattr(draft_worker, name, nullcontext)
+        monkeypatch.setattr(captured, name, nullcontext)
     made: Any = object.__new__(HeadDraftWorker)
     made.draft_runner = SimpleNamespace(model=Model(), prefill_cuda_graph_runner="as captured")
     made.topk, made.parallel_layout, made.speculative_num_draft_tokens = 3, SimpleNamespace(tp_group=None), 4

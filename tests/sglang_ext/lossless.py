@@ -96,11 +96,14 @@ def check_step_clock(engine: Any, drafter: Path, prompts: list[Ids], *, is_prune
     assert spent.steps >= max(a["meta_info"]["spec_verify_ct"] for a in answers)
     assert 0 < spent.head_s < spent.draft_s
     assert 0 <= spent.embedding_s < spent.draft_s - spent.head_s
+    assert 0 <= spent.choice_s < spent.head_s
     assert spent.routing_s == 0, "no head that routes is asked to meet this"
     assert 0 < spent.verify_s < spent.draft_s + spent.verify_s < wall_s
     assert spent.requests >= sum(a["meta_info"]["spec_verify_ct"] for a in answers)
     most = engine.server_args.speculative_num_draft_tokens * spent.requests
     assert spent.scoring_rows
+    assert sum(spent.scoring_rows_by_position) == spent.scoring_rows
+    assert sum(spent.scored_tokens_by_position) == spent.scored_tokens
     mean = spent.scored_tokens / spent.scoring_rows
     if head.kind in ("full", "slimspec"):
         assert mean == head.at(0).vocab_size

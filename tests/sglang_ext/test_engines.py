@@ -172,15 +172,16 @@ def test_step_clock_splits_the_step(
 
 
 @met(lambda engine: ["dynaspec"], "eagle3_chain")
-def test_a_draft_step_has_four_parts(engine: Any, drafter: Path, prompts: list[Ids]) -> None:
-    """DynaSpec's Fig. 1: looking up tokens, choosing clusters, scoring them, and the body."""
+def test_a_draft_step_has_five_parts(engine: Any, drafter: Path, prompts: list[Ids]) -> None:
+    """DynaSpec's Fig. 1: looking up tokens, routing, choosing clusters, scoring them, and the body."""
     before = step_times(engine)
     generate(engine, prompts[:4])
     after = step_times(engine)
     assert before is not None
     assert after is not None
     spent = after - before
-    assert 0 < spent.routing_s < spent.head_s
+    assert spent.routing_s > 0
+    assert 0 < spent.choice_s < spent.head_s - spent.routing_s
     assert 0 < spent.embedding_s < spent.draft_s - spent.head_s
 
 

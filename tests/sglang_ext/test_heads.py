@@ -113,6 +113,8 @@ def test_scored_is_the_size_of_each_rows_support(head: DraftHead, rows: int, ste
     drawn = Rows.draw(rows)
     scored_T = head.scored(drawn.hidden_TH, step, drawn.routed(head, step))
     assert scored_T.tolist() == (drawn.distribution(head, step) > 0).sum(dim=-1).tolist()
+    known = head.shortlist_size(step)
+    assert known is None or set(scored_T.tolist()) == {known}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -120,6 +122,9 @@ def test_what_is_handed_on_is_not_scored(step: int) -> None:
     drawn, head = Rows.draw(T), make_head(SPECS["rdk_dynaspec"]).double()
     routed = drawn.routed(head, step)
     assert torch.equal(head.scored(drawn.hidden_TH, step, routed), head.base.scored(drawn.hidden_TH, step, routed))
+    assert head.shortlist_size(step) is None, "its base's router decides it"
+    truncated = make_head({**SPECS["rdk_truncated"], "base": SPECS["truncated_by_step"]})
+    assert truncated.shortlist_size(step) == truncated.base.size_at(step)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -233,13 +233,13 @@ def test_drafters_that_draft_from_one_vector_share_their_heads(
         monkeypatch.setattr(context, "_apart", lambda info: (drafter, None))
         model: Any = object.__new__(context.ContextModel)
         model.__dict__.update(info=info, self_attn=SimpleNamespace(qkv_proj=torch.nn.Linear(1, 1)))
-        assert model.checked(info, weights) is drafter
+        assert model.checked(info, weights, {}) is drafter
     else:
         monkeypatch.setattr(last_hidden, "empty_drafter", lambda info: drafter)
         worker: Any = object.__new__(last_hidden.LastHiddenDraftWorker)
         worker.device, worker.topk, worker.most_steps, worker.most_nodes = "cpu", 1, POSITIONS, POSITIONS + 1
         worker.target_worker = SimpleNamespace(model_runner=SimpleNamespace(dtype=torch.float32))
-        worker._host(info, weights)
+        worker._host(info, weights, {})
         assert worker.drafter is drafter
     found = [drafter.lm_head] if shared_head else list(drafter.lm_head)
     for own, all_of_it in zip(found, whole, strict=True):

@@ -1,14 +1,27 @@
-"""The clock of an accelerator, on events that end when the test says so: it waits for none of them."""
+"""What is counted of a step; and the clock of an accelerator, on events that end when the test says so: it waits for
+none of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
 import pytest
 import torch
+from head_cases import SPECS, Rows, make_head, toy_body, toy_target
+from torch import nn
 
 from sglang_ext.adapter import metrics as metrics_module
-from sglang_ext.adapter.step_clock import StepClock
+from sglang_ext.adapter.models import hosted_head
+from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest
+from sglang_ext.adapter.step_clock import CLOCK, StepClock
+from sglang_ext.adapter.workers.last_hidden import CarriedDrafting
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.eagle3 import Eagle3Drafter
+from sglang_ext.heads import DraftHead
 
 
 class Event:
@@ -86,6 +99,123 @@ def test_metrics_of_an_accelerator_wait_for_no_step(clock: StepClock, monkeypatc
         for part in ("head", "draft", "verify")
     }
     assert parts == {"head": 0, "draft": 2, "verify": 1}
+
+
+def host_clock() -> StepClock:
+    """As where there is no accelerator, whatever this machine has."""
+    clock = StepClock()
+    clock.on_device, clock.is_running = False, True
+    return clock
+
+
+@pytest.mark.parametrize("name", ["dynaspec", "dynaspec_request", "truncated_by_step"])
+def test_what_a_tree_scores_is_counted_at_each_position(name: str) -> None:
+    """One row of each of two requests at the root, three later; of eight steps one is counted."""
+    head, clock = make_head(SPECS[name]).double(), host_clock()
+    head.expect_rows((1, 3))
+    clock.is_decoding = True
+    expected = []
+    for number in range(1, 10):
+        clock.totals.steps = number
+        for position, rows in enumerate((2, 6, 6)):
+            drawn = Rows.draw(rows, seed=number + 10 * position)
+            routed = drawn.routed(head, position)
+            clock.count_shortlist(head, drawn.hidden_TH, position, routed)
+            expected.append(int(head.scored(drawn.hidden_TH, position, routed).sum()))
+    assert clock.totals.scoring_rows == [4, 12, 12]
+    assert clock.totals.scored_tokens == [expected[i] + expected[24 + i] for i in range(3)]
+    read = clock.totals.copy()
+    clock.totals.count_scored(1, 1, 1)
+    assert read.scoring_rows == [4, 12, 12]
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if make_head(SPECS[name]).shortlist_size(1) is not None])
+def test_where_nothing_is_chosen_sizes_say_what_is_counted(name: str) -> None:
+    head, clock, rows = make_head(SPECS[name]).double(), host_clock(), (1, 3, 3)
+    clock.is_decoding, clock.totals.steps = True, 1
+    for position, n in enumerate(rows):
+        drawn = Rows.draw(n)
+        clock.count_shortlist(head, drawn.hidden_TH, position, drawn.routed(head, position))
+    sizes = [head.shortlist_size(position) for position in range(3)]
+    assert clock.totals.scored_tokens == [n * (size or 0) for n, size in zip(rows, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["dynaspec", "truncated_by_step"])
+def test_an_accelerator_never_asks_a_head_what_it_scores(
+    name: str, clock: StepClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as it captures a pass, nor eagerly."""
+    monkeypatch.setattr(hosted_head, "CLOCK", clock)
+    head, drawn = make_head(SPECS[name]).double(), Rows.draw(2)
+    monkeypatch.setattr(head, "scored", lambda *_: pytest.fail("the host would wait for it"))
+    processor, request = object.__new__(HeadLogits), HeadRequest(1, 2)
+    nn.Module.__init__(processor)
+    processor.routing = lambda: drawn.routed(head, 1)
+    clock.totals.steps = 1
+    processor.answer(request, head, drawn.hidden_TH, SimpleNamespace())
+    assert request.best is not None
+    assert clock.totals.scoring_rows == []
+
+
+CHOOSING = ["dynaspec", "dynaspec_union", "dynaspec_request", "coral", "specvocab", "rdk_dynaspec"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7], ids=["gathered", "few", "many"])
+@pytest.mark.parametrize("name", CHOOSING)
+def test_a_choice_is_timed_without_the_products_around_it(name: str, rows: int) -> None:
+    """The router's before it, and the scores behind it: the head without router and choice is DynaSpec's index-GEMM."""
+    head, drawn, clock, is_choosing = make_head(SPECS[name]).double(), Rows.draw(rows), host_clock(), [False]
+    choosing = clock.choosing
+
+    @contextmanager
+    def noticed() -> Iterator[None]:
+        assert not is_choosing[0]
+        with choosing():
+            is_choosing[0] = True
+            yield
+            is_choosing[0] = False
+
+    def outside(product: Any) -> Any:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            assert not is_choosing[0]
+            return product(*args, **kwargs)
+
+        return inside
+
+    clock.choosing = noticed  # type: ignore[method-assign]
+    clock.time_choices(head)
+    for part in (p for p in head.modules() if isinstance(p, DraftHead)):
+        for product in ("project", "gather_dot", "rows_of"):
+            setattr(part, product, outside(getattr(part, product)))
+    head.expect_rows([rows])
+    routed = drawn.routed(head, 0)
+    for clock.is_decoding in (False, True):  # a prefill is not counted
+        assert (clock.totals.choice_s, clock.totals.head_s) == (0, 0)
+        with clock.head():
+            head.best(drawn.hidden_TH, 0, routed)
+    assert 0 < clock.totals.choice_s < clock.totals.head_s
+
+
+@pytest.mark.parametrize("name", ["full", "slimspec", "truncated_by_step", "specvocab_all", "dynaspec_all"])
+def test_a_head_that_chooses_nothing_takes_no_time_for_it(name: str) -> None:
+    head, drawn, clock = make_head(SPECS[name]).double(), Rows.draw(2), host_clock()
+    clock.is_decoding = True
+    clock.time_choices(head)
+    head.best(drawn.hidden_TH, 0, drawn.routed(head, 0))
+    assert clock.totals.choice_s == 0
+
+
+def test_every_head_that_is_served_has_its_choice_timed(tmp_path: Path) -> None:
+    drafter = Eagle3Drafter(toy_body(), make_head(SPECS["rdk_dynaspec"]))
+    save_drafter(tmp_path / "d", drafter, toy_target())
+    loaded, info = load_drafter(tmp_path / "d")
+    head = hosted_head._head_of(info)
+    assert head.choosing == head.base.choosing == CLOCK.choosing
+    worker: Any = object.__new__(CarriedDrafting)
+    worker._proposers = worker._siblings = lambda *_: None
+    assert loaded.lm_head.choosing != CLOCK.choosing
+    worker._draft_with(info, loaded)
+    assert loaded.lm_head.base.choosing == CLOCK.choosing
 
 
 def test_an_accelerator_without_events_of_cuda_has_no_clock(clock: StepClock) -> None:

@@ -89,14 +89,8 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded_head, "get_parallel", lambda: SimpleNamespace(tp_size=1))
 
 
-@pytest.mark.usefixtures("hosts")
-@pytest.mark.parametrize(("other", "shares"), [("specvocab", True), ("full", True), ("foreign", False)])
-def test_a_swap_reads_no_body_that_is_there(
-    other: str, shares: bool, worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two heads on one base, whose folder holds the body of both, and the base itself."""
-    monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda worker: None)
-    folder = DRAFTERS[other] if shares else another_body(tmp_path / other)
+def tensors_read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of what is read of safetensors files from here on."""
     read: set[str] = set()
 
     class Reading:
@@ -118,6 +112,18 @@ def test_a_swap_reads_no_body_that_is_there(
             return self.file.get_tensor(name)
 
     monkeypatch.setattr(checkpoint, "safe_open", Reading)
+    return read
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize(("other", "shares"), [("specvocab", True), ("full", True), ("foreign", False)])
+def test_a_swap_reads_no_body_that_is_there(
+    other: str, shares: bool, worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two heads on one base, whose folder holds the body of both, and the base itself."""
+    monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda worker: None)
+    folder = DRAFTERS[other] if shares else another_body(tmp_path / other)
+    read = tensors_read(monkeypatch)
     model = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
     scheduler = scheduler_of(worker)
     swap.swap_drafter(scheduler, str(folder))

@@ -53,15 +53,16 @@ def test_greedy_identity(tree: dict[str, int], prompts: list[Ids], oracle: Oracl
 def test_heads_of_each_position(prompts: list[Ids], oracle: Oracle, demo_target: FrozenTarget, tmp_path: Path) -> None:
     """Of an untrained drafter, which is right now and then."""
     drafter = untrained(demo_target, "medusa", {"positions": 3}, {"kind": "full"})
-    folder = save(tmp_path / "medusa", drafter, demo_target, StaticTree(greedy_paths(ACCURACY, 12)))
+    tree = StaticTree(greedy_paths(ACCURACY, 12))
+    folder, again = (save(tmp_path / name, drafter, demo_target, tree) for name in ("medusa", "again"))
     accepted, some = [], prompts[: volume(12, 6)]
     with running_engine(folder, draft_steps=3, tp_size=2, enable_custom_logit_processor=True, **TREE) as engine:
-        for is_shared in (False, True):
-            if is_shared:
+        for runs in (None, again, folder):  # whole, then shared, then from one that has not all of its head
+            if runs is not None:
                 share_small_heads(engine)
-                swap_drafter(engine, str(folder))
+                swap_drafter(engine, str(runs))
             answers = generate(engine, some)
             assert output_ids(answers) == oracle.answers[: len(some)]
             check_counts(answers, 3)
             accepted.append([a["meta_info"]["spec_correct_drafts_histogram"] for a in answers])
-    assert accepted[0] == accepted[1]
+    assert accepted[0] == accepted[1] == accepted[2]

@@ -1,5 +1,6 @@
 """A trial's outcome: its pooled metrics, and its standing against the baselines."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from rayspec.metrics import (
     head_kappa,
     output_mismatches,
     predicted_speedup,
+    scored_by_position,
     tau_by_category,
     trial_metrics,
 )
@@ -17,7 +19,7 @@ from rayspec.records import BlockRecord
 from rayspec.statistics import Interval, Pair, paired_speedup
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.trials import Trial
-from sglang_ext.drafters.counting import StepShape
+from sglang_ext.drafters.counting import StepShape, known_shortlist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +143,14 @@ def _costs(
         topk=trial.candidate.shape.topk,
         num_draft_tokens=trial.candidate.num_draft_tokens,
         counted=metrics.get("step_verified_tokens"),
-        scored=metrics.get("shortlist_mean"),
+        scored=scored_by_position(blocks),
     )
-    return cost_metrics(metrics, requests, shape, costs.target, costs.drafters[trial.label], costs.dtype)
+    drafter = costs.drafters[trial.label]
+    found = cost_metrics(metrics, requests, shape, costs.target, drafter, costs.dtype)
+    known = known_shortlist(drafter, shape) if "tau" in metrics else None
+    if known is not None and "shortlist_mean" not in metrics:  # an accelerator counts nothing
+        found["shortlist_mean"] = known
+    return found
 
 
 def _head_tradeoff(
@@ -153,7 +160,8 @@ def _head_tradeoff(
     latency_s: Mapping[str, float],
 ) -> dict[str, float]:
     """head_latency_us, and against the baseline head of the same body and shape: nu (latency), rho (tau), kappa (its
-    share of the cycle), and the speed-up that these three predict."""
+    share of the cycle), and the speed-up that these three predict; not where one prunes its tree and verifies another
+    number of tokens, which the three know nothing of."""
     out: dict[str, float] = {}
     if trial.label in latency_s:
         out["head_latency_us"] = 1e6 * latency_s[trial.label]
@@ -171,6 +179,12 @@ def _head_tradeoff(
         kappa = head_kappa(head_ms, base["cycle_ms"])
         if kappa is not None:
             out["kappa"] = kappa
-            if {"rho", "nu"} <= set(out):
+            if {"rho", "nu"} <= set(out) and _verifies_as_many(metrics[trial], base):
                 out["speedup_vs_baseline_predicted"] = predicted_speedup(out["rho"], out["nu"], kappa)
     return out
+
+
+def _verifies_as_many(own: Mapping[str, float], base: Mapping[str, float]) -> bool:
+    """True also where the engine has no clock that counts them."""
+    key = "step_verified_tokens"
+    return key not in own or key not in base or math.isclose(own[key], base[key])

@@ -17,7 +17,7 @@ from sglang_ext.adapter.cpu.packing import pack_model
 from sglang_ext.adapter.models.hosted_head import check_replaces
 from sglang_ext.adapter.models.sharded_head import all_shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids
-from sglang_ext.drafters.checkpoint import check_loaded, shared_tensors
+from sglang_ext.drafters.checkpoint import check_loaded, load_sharing, shared_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming, parse_info
 from sglang_ext.drafters.layers import Attention
 from sglang_ext.drafters.shared.last_hidden import Context
@@ -73,27 +73,29 @@ class ContextModel(nn.Module):
         """Raises ValueError unless names and shapes are exactly the checkpoint's."""
         tensors = dict(weights)
         tensors |= shared_tensors(self.info, own=tensors)
-        self.host(self.info, self.checked(self.info, tensors), tensors)
+        self.host(self.info, self.checked(self.info, tensors, {}), tensors)
 
-    def checked(self, info: CheckpointInfo, tensors: Mapping[str, Tensor]) -> Any:
+    def checked(self, info: CheckpointInfo, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> Any:
         """A drafter that can take the place of the running one, on its device: with the same shapes of its body, any
-        head and any tree. Nothing changes yet. Raises ValueError."""
+        head and any tree; what is `held` by the running one it shares. Nothing changes yet. Raises ValueError."""
         check_replaces(self.info, info, tensors)
         drafter, _ = _apart(info)
-        with naming(info.path):
-            drafter.load_state_dict({name: t for name, t in tensors.items() if not name.startswith(ATTENTION)})
-            check_loaded(drafter, served_stop_ids())
         reference = self.self_attn.qkv_proj.weight
-        drafter.to(reference.device, reference.dtype).requires_grad_(False)
+        with naming(info.path):
+            load_sharing(drafter, {n: t for n, t in tensors.items() if not n.startswith(ATTENTION)}, held)
+            drafter.to(reference.device, reference.dtype).requires_grad_(False)
+            check_loaded(drafter, served_stop_ids())
         drafter.lm_head = all_shared_over_ranks(drafter.lm_head)
         return drafter
 
     @torch.no_grad()
     def host(self, info: CheckpointInfo, drafter: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `checked` has given, and its attention."""
+        """Take over what `checked` has given, and its attention unless that is on `meta`: it is there already."""
         self.drafter, self.info = drafter, info
         self.self_attn.load_weights(
-            (name.removeprefix(ATTENTION), t) for name, t in tensors.items() if name.startswith(ATTENTION)
+            (name.removeprefix(ATTENTION), t)
+            for name, t in tensors.items()
+            if name.startswith(ATTENTION) and not t.is_meta
         )
         if not has_accelerator():
             self.drafter.lm_head.pack()

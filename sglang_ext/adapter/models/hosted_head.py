@@ -365,7 +365,9 @@ def check_target(info: CheckpointInfo) -> None:
 
 
 def _head_of(info: CheckpointInfo) -> DraftHead:
-    return empty_head(info).to(torch.get_default_dtype())
+    head = empty_head(info).to(torch.get_default_dtype())
+    CLOCK.time_choices(head)
+    return head
 
 
 def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:

@@ -87,8 +87,8 @@ class ShardedHead(DraftHead):
     def fewest_candidates(self, draft_steps: int) -> int:
         return min(self.share.size_at(step) for step in range(draft_steps))
 
-    def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        return torch.full((len(hidden_TH),), self.share.size_at(step), device=hidden_TH.device)
+    def shortlist_size(self, step: int) -> int:
+        return self.share.size_at(step)
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         return self.part.cost(rows, step, scored)

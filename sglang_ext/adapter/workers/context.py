@@ -18,38 +18,39 @@ from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.algorithms import checked_info
 from sglang_ext.adapter.models.context import ContextModel
 from sglang_ext.adapter.workers.last_hidden import CarriedDrafting
+from sglang_ext.drafters.checkpoint import origins
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo
 
 
 class ContextDraftWorker(CarriedDrafting, EagleDraftWorker):
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         spec = get_spec()
-        if checked_info(spec.speculative_draft_model_path, spec.speculative_algorithm.upper()).body.taps_output:
+        info = checked_info(spec.speculative_draft_model_path, spec.speculative_algorithm.upper())
+        if info.body.taps_output:
             append_output_to_taps(target_worker.model_runner.model)
+        found = origins(info)  # before they are read: files may be exchanged at any time
         self.most_steps, self.most_nodes = spec.speculative_num_steps, spec.speculative_num_draft_tokens
         # SGLang's own worker draws chains alone, and asks for one; ours draws the siblings of a tree, too
         with spec.override(speculative_use_rejection_sampling=False):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._draft_with(self.model.info, self.model.drafter)
+        self.origins = found
 
     @property
     def model(self) -> ContextModel:
         return self.draft_runner.model
 
-    def check_swappable(self) -> None:
-        """Drafting is never captured in graphs."""
-
     def host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
-        """Host another drafter with a body of the same shapes. Raises ValueError; the running one is then unchanged."""
-        drafter = self.model.checked(info, tensors)
+        """Host another drafter with a body of the same shapes. What is `held` may be on `meta`. Raises ValueError; the
+        running one is then unchanged."""
+        drafter = self.model.checked(info, tensors, self._held_tensors(origins))
         self._draft_with(info, drafter)
         self.model.host(info, drafter, tensors)
-
-    def _capture_cuda_graphs(self) -> None:
-        """None: SGLang would capture a draft loop that does not exist."""
-        self.cuda_graph_runner = self.cuda_graph_runner_for_draft_extend = None
+        self.origins = origins
+        self._refuse_until_captured(info.path)
 
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.check_captured()
         draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
         self._carry(draft_input, draft_input.hidden_states)
         return draft_input

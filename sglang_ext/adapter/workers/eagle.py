@@ -13,19 +13,18 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.eagle_utils import organize_draft_results, per_step_draft_out_cache_loc
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context, select_top_k_tokens
+from sglang.srt.speculative.spec_utils import select_top_k_tokens
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 from torch import Tensor
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.models.hosted_head import HeadRequest, HostsHead
-from sglang_ext.adapter.swap import NOT_CAPTURED
+from sglang_ext.adapter.workers.captured import Captured
 from sglang_ext.adapter.workers.extend_graphs import HeadExtendGraphs
 from sglang_ext.adapter.workers.resident import GraphSet, Resident
 from sglang_ext.adapter.workers.sampling import draw_drafts
@@ -36,12 +35,10 @@ from sglang_ext.trees import Expansion, Pruner
 logger = logging.getLogger(__name__)
 
 
-class HeadDraftWorker(EagleDraftWorker):
+class HeadDraftWorker(Captured, EagleDraftWorker):
     """Draft worker for EAGLE-3 drafters."""
 
     speculative_num_draft_tokens: int
-    refusal: str | None = None  # why there are no graphs to serve a request with
-    lost: str | None = None  # why no swap can help
     resident = 0  # drafters that may stay beside the running one
     _residents: tuple[Resident, ...] = ()  # the last that ran comes last
     _left: GraphSet  # of the one before what was hosted last
@@ -108,10 +105,7 @@ class HeadDraftWorker(EagleDraftWorker):
         if self._taken(info, tensors, origins) and keeps:
             self._residents = (*self._residents, before)
         self._let_go(self.resident if keeps else 0)
-        self.refusal = (
-            f"the draft passes of {info.path} {NOT_CAPTURED} (the log says why); swap in another drafter, or start "
-            "anew, with a lower --mem-fraction-static if memory was short"
-        )
+        self._refuse_until_captured(info.path)
 
     def _taken(self, *drafter: Any) -> bool:
         """Whether the body has stayed. Those that stood on another go, and all of them where there is no memory for
@@ -129,17 +123,9 @@ class HeadDraftWorker(EagleDraftWorker):
             self._let_go(0)
         return bool(stays)
 
-    def capture(self) -> None:
-        """The draft passes of what was hosted. Raises RuntimeError where that fails: no drafter is left, and no request
-        may come until a swap succeeds (`engine.swap_drafter` sees to it)."""
-        try:
-            if not (self._residents and self._is_captured_beside(self._left)):
-                self._capture_again()
-        except Exception as error:  # whatever of CUDA's
-            logger.exception("capturing the draft passes failed")
-            assert self.refusal is not None, "it was hosted"
-            raise RuntimeError(self.refusal) from error
-        self.refusal = None
+    def _capture_hosted(self) -> None:
+        if not (self._residents and self._is_captured_beside(self._left)):
+            self._capture_again()
 
     def _make_room(self) -> None:
         self._let_go(0)
@@ -177,16 +163,6 @@ class HeadDraftWorker(EagleDraftWorker):
         with self._capturing():
             self._capture_cuda_graphs()
 
-    @contextmanager
-    def _capturing(self) -> Iterator[None]:
-        with (
-            draft_pp_context(),
-            draft_tp_context(self.parallel_layout),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
-            yield
-
     def _answering(self, request: HeadRequest) -> AbstractContextManager[None]:
         return self.draft_runner.model.logits_processor.answering(request)
 
@@ -196,8 +172,7 @@ class HeadDraftWorker(EagleDraftWorker):
     def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_ours:
             return super()._draft_extend_for_prefill(batch, *args, **kwargs)
-        if self.refusal is not None:  # one that was sent before its like were refused: this ends the server
-            raise RuntimeError(self.refusal)
+        self.check_captured()
         request = self._request(0, batch.sampling_info)
         with self._answering(request):
             draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)

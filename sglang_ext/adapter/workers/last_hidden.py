@@ -7,6 +7,7 @@ B = requests, N = verified nodes of a request, H = hidden size, V = vocabulary.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,23 +25,26 @@ from sglang_ext.adapter.algorithms import checked_info
 from sglang_ext.adapter.models.sharded_head import all_shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK
+from sglang_ext.adapter.workers.captured import Captured
+from sglang_ext.adapter.workers.propose_graphs import ProposeGraphs, has_graphs
 from sglang_ext.adapter.workers.sampling import draw_drafts
 from sglang_ext.adapter.workers.timed import TimedEagleWorker
 from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 from sglang_ext.drafters import family
-from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, read_tensors
+from sglang_ext.drafters.checkpoint import HEAD_PREFIX, check_loaded, check_tensors, load_sharing, origins, read_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
 from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
-from sglang_ext.trees import Proposer
+from sglang_ext.trees import Draft, Proposer
 from sglang_ext.trees.base import Picked, most_likely
 from sglang_ext.trees.static import StaticProposer, chain_paths
 
 
-class CarriedDrafting:
+class CarriedDrafting(Captured):
     """A draft worker whose drafts are made at the start of a step from the one vector that each request carries."""
 
     info: CheckpointInfo
+    origins: Mapping[str, str] = MappingProxyType({})  # of its tensors (`sglang_ext.drafters.checkpoint.origins`)
     drafter: LastHiddenDrafter
     proposers: dict[int, Proposer]  # by the number of draft steps
     siblings: Siblings | None = None  # of the tree, where its nodes are drawn
@@ -52,25 +56,65 @@ class CarriedDrafting:
     speculative_num_steps: int
     speculative_num_draft_tokens: int
 
-    refusal: str | None = None  # why no drafter is left, where another rank has none; requests do not come this far
-    lost: str | None = None  # why no swap can help
-    resident = 0  # others that stay beside the running one: none is kept, since each is a whole drafter
+    graphs: Mapping[int, ProposeGraphs | None] = MappingProxyType({})  # by draft steps; None while a swap captures
+    _specialized_graph_memory_usage: dict[str, float]  # SGLang's, of what it reports
+    resident = 0  # others that stay beside the running one: none is kept, since each may be a whole drafter
 
     def held(self, origins: Mapping[str, str]) -> set[str]:
-        """Names of another drafter's tensors that need not be read for it: none, since a whole new one is made."""
-        return set()
+        """Names of another drafter's tensors that are in the running one already: they come from the same file. Of a
+        head that ranks share none is there whole."""
+        names = {name for name, origin in origins.items() if self.origins.get(name) == origin}
+        heads = {name for name in names if name.startswith(HEAD_PREFIX)}
+        return names - (heads - self.drafter.state_dict().keys() if heads else heads)
+
+    def _held_tensors(self, origins: Mapping[str, str]) -> dict[str, Tensor]:
+        names = self.held(origins)
+        return {n: t for n, t in self.drafter.state_dict(keep_vars=True).items() if n in names} if names else {}
 
     def stays(self, info: CheckpointInfo, origins: Mapping[str, str]) -> bool:
-        return False
+        """Whether the running drafter is of these very files."""
+        return self.refusal is None and (self.info, self.origins) == (info, origins)
 
-    def capture(self) -> None:
-        """Drafting is never captured in graphs."""
+    def run_again(self, info: CheckpointInfo, origins: Mapping[str, str]) -> None:
+        """Host one that stays: it runs."""
+
+    def check_swappable(self) -> None:
+        """Any is: what is captured for the draft lengths of a policy is captured again, too."""
+
+    def _capture_cuda_graphs(self) -> None:
+        """Drafting at the present length. SGLang asks for it at the start, and for each other length of a policy."""
+        # SGLang's own would be of a draft loop, and of an extend behind it
+        self.cuda_graph_runner = self.cuda_graph_runner_for_draft_extend = None
+        if self.speculative_num_steps in self.proposers and has_graphs():
+            self._capture_drafting(self.speculative_num_steps)
+
+    def _capture_hosted(self) -> None:
+        lengths = list(self.graphs)
+        for graphs in self.graphs.values():
+            if graphs is not None:
+                graphs.free()
+        self.graphs = dict.fromkeys(lengths)
+        with self._capturing():
+            for steps in lengths:
+                self._capture_drafting(steps)
+
+    @torch.no_grad()
+    def _capture_drafting(self, steps: int) -> None:
+        drafter, proposer = self.drafter, self.proposers[steps]
+
+        def propose(hidden_BH: Tensor, root_B: Tensor) -> Draft:
+            return proposer.propose(drafter, hidden_BH, root_B, self._embed)
+
+        made = ProposeGraphs(self.target_worker.model_runner, drafter.config.hidden_size, propose)
+        self.graphs = {**self.graphs, steps: made}
+        self._specialized_graph_memory_usage["draft_decode"] = sum(g.memory_gb for g in self.graphs.values() if g)
 
     def _draft_with(self, info: CheckpointInfo, drafter: LastHiddenDrafter) -> None:
         """Use it from the next step on. Raises ValueError where head or tree do not fit; nothing changes then."""
         with naming(info.path):
             proposers = self._proposers(drafter)
             siblings = self._siblings(drafter, proposers)
+        CLOCK.time_choices(drafter.lm_head)
         self.info, self.drafter, self.proposers, self.siblings = info, drafter, proposers, siblings
 
     def _proposers(self, drafter: LastHiddenDrafter) -> dict[int, Proposer]:
@@ -136,9 +180,13 @@ class CarriedDrafting:
             return Picked(ids_Tk, None)
 
         draws = get_spec().speculative_use_rejection_sampling and not info.is_all_greedy
-        draft = self.proposers[self.speculative_num_steps].propose(
-            self.drafter, draft_input.hidden_states, draft_input.bonus_tokens.long(), self._embed, pick
-        )
+        # a draw depends on filters and seeds of its batch, and its distributions are too many to copy
+        graphs = None if draws else self.graphs.get(self.speculative_num_steps)
+        hidden_BH, root_B = draft_input.hidden_states, draft_input.bonus_tokens.long()
+        draft = None if graphs is None else graphs.replay(hidden_BH, root_B)
+        if draft is None:
+            proposer = self.proposers[self.speculative_num_steps]
+            draft = proposer.propose(self.drafter, hidden_BH, root_B, self._embed, pick)
         return tree_verify_input(
             batch,
             draft,
@@ -162,7 +210,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
 
     draft_runners: list[Any] = []  # noqa: RUF012  (SGLang's property: no runner has weights, caches or graphs)
     draft_attn_backend = draft_extend_attn_backend = None  # SGLang makes one for each draft length of a policy
-    cuda_graph_runner = cuda_graph_runner_for_draft_extend = None
+    cuda_graph_runner = cuda_graph_runner_for_draft_extend = None  # SGLang's; ours are `graphs`
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         super().__init__()
@@ -179,26 +227,26 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         self.draft_runner = target_worker.model_runner
         self.draft_runner.draft_attn_backend = None  # which SGLang saves and puts back with a policy's draft lengths
         info = checked_info(server_args.speculative_draft_model_path, get_spec().speculative_algorithm.upper())
-        self._host(info, read_tensors(info))
+        found = origins(info)  # before they are read: files may be exchanged at any time
+        self._host(info, read_tensors(info), found)
 
-    def _host(self, info: CheckpointInfo, tensors: dict[str, Tensor]) -> None:
-        """Take over a drafter; nothing changes unless all of it fits. Raises ValueError."""
+    def _host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
+        """Take over a drafter; nothing changes unless all of it fits. What is `held` may be on `meta`. Raises
+        ValueError."""
         drafter = empty_drafter(info)
         assert isinstance(drafter, LastHiddenDrafter), "what its family says that this worker serves"
         assert info.target is not None, "parse_info gives a target to every checkpoint of our own architecture"
         info.target.check_served_with(served_target(()), info.path)
         check_tensors(tensors, info)
         with naming(info.path):
-            drafter.load_state_dict(tensors)
+            load_sharing(drafter, tensors, self._held_tensors(origins))
+            drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
             check_loaded(drafter, served_stop_ids())
-        drafter.to(self.device, self.target_worker.model_runner.dtype).requires_grad_(False)
         drafter.lm_head = all_shared_over_ranks(drafter.lm_head)
         if not has_accelerator():
             drafter.lm_head.pack()
         self._draft_with(info, drafter)
-
-    def check_swappable(self) -> None:
-        """Drafting is never captured in graphs."""
+        self.origins = origins
 
     def host(self, info: CheckpointInfo, tensors: dict[str, Tensor], origins: Mapping[str, str]) -> None:
         """Host another drafter of this kind of worker. Raises ValueError; the running one is then unchanged."""
@@ -209,7 +257,8 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
                 f"cannot swap in {info.path}: a drafter of kind {info.kind}{cached} needs another worker than the "
                 f"running {self.info.kind} has; restart"
             )
-        self._host(info, tensors)
+        self._host(info, tensors, origins)
+        self._refuse_until_captured(info.path)
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
         pass
@@ -220,14 +269,12 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     def init_attention_backend(self) -> None:
         """For another draft length: there is none for any."""
 
-    def _capture_cuda_graphs(self) -> None:
-        """For another draft length: drafting is never captured."""
-
     def _rebuild_topk1_chain_buffers(self) -> None:
         """For another draft length: `proposers` has its tree."""
 
     def init_cuda_graphs(self) -> None:
-        pass
+        with self._capturing():
+            self._capture_cuda_graphs()
 
     def draft_extend(self) -> None:
         pass
@@ -235,6 +282,7 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     def _draft_extend_for_prefill(
         self, batch: Any, target_hidden: Tensor, next_token_ids: Tensor, *args: Any, **kwargs: Any
     ) -> EagleDraftInput:
+        self.check_captured()
         hidden_BH = target_hidden if batch.forward_mode.is_idle() else select_last_extend_hidden(batch, target_hidden)
         draft_input = EagleDraftInput(bonus_tokens=next_token_ids)
         self._carry(draft_input, hidden_BH)

@@ -17,6 +17,10 @@ class IndependentCost:
     layers: DecoderCost
     head: DraftHead | PositionHeads
 
+    def rows(self, shape: StepShape) -> list[int]:
+        """Rows that the head is asked about at each draft position."""
+        return shape.rows
+
     def drafting(self, shape: StepShape, keys: float) -> float:
         """FLOPs of one step: the passes of an EAGLE-3 drafter, with nothing to fuse."""
         return step_by_step_flops(shape, keys, self.layers, self.head)

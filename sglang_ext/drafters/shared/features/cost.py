@@ -19,6 +19,10 @@ class FeatureCost:
     layer: DecoderCost
     head: DraftHead | PositionHeads
 
+    def rows(self, shape: StepShape) -> list[int]:
+        """Rows that the head is asked about at each draft position."""
+        return shape.rows
+
     def drafting(self, shape: StepShape, keys: float) -> float:
         """FLOPs of one step: the drafter extends by every verified token, scores the last of them, and makes
         draft_steps - 1 further forwards of `topk` rows with their scores."""

@@ -1,0 +1,146 @@
+"""Live swaps of drafters that draft from one vector a request: what is captured again, and what is read."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from carried_workers import SIZES, Played, batch_of, draft_of, eager_draft_of, equal, replayed, serving
+from head_cases import SPECS
+from test_last_hidden import PATHS, TARGET, save
+from test_swap import scheduler_of, tensors_read
+
+from sglang_ext.adapter import engine as engine_calls
+from sglang_ext.adapter import swap
+from sglang_ext.adapter.models import sharded_head
+from sglang_ext.adapter.requests import check_tokenized
+from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.trees.static import StaticTree
+
+
+@pytest.mark.usefixtures("serves")
+def test_a_swap_captures_anew(tmp_path: Path) -> None:
+    save(tmp_path / "one", "medusa", SPECS["full"])
+    save(tmp_path / "other", "hydra", SPECS["slimspec"])
+    worker = serving(tmp_path / "one")
+    old, before = worker.graphs[3], eager_draft_of(worker, batch_of(2))
+    swap.swap_drafter(scheduler_of(worker), str(tmp_path / "other"))
+    assert old._backend.passes == {}, "the old graphs hold memory that the new ones may need"
+    assert Played.captures == 2 * len(SIZES)
+    found = draft_of(worker, batch_of(2))
+    assert replayed(worker) == [2]
+    assert equal(found, eager_draft_of(worker, batch_of(2)))
+    assert not equal(found, before), "the two drafters differ"
+    assert worker._specialized_graph_memory_usage == {"draft_decode": 1}, "that of the old ones is free again"
+
+
+@pytest.mark.usefixtures("serves")
+def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(tmp_path: Path) -> None:
+    save(tmp_path / "one", "medusa", SPECS["full"])
+    save(tmp_path / "other", "medusa", SPECS["slimspec"])
+    worker = serving(tmp_path / "one")
+    scheduler = scheduler_of(worker)
+
+    def collective_rpc(method: str, path: str, resident: int) -> None:
+        try:
+            swap.swap_drafter(scheduler, path, resident)
+        except Exception as error:
+            raise AssertionError(str(error)) from None  # all that SGLang's carries of it
+
+    engine = SimpleNamespace(collective_rpc=collective_rpc, tokenizer_manager=SimpleNamespace())
+    sent: list[str] = []
+
+    def ask(request: str) -> None:
+        check_tokenized(lambda manager, request: sent.append(request), engine.tokenizer_manager, request)
+
+    ask("before")
+    Played.errors = [torch.OutOfMemoryError("CUDA out of memory")]
+    with pytest.raises(ValueError, match=r"the draft passes of .*other could not be captured in CUDA graphs"):
+        engine_calls.swap_drafter(engine, str(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"could not be captured .* swap in another drafter, or start anew"):
+        ask("while none is left")
+    with pytest.raises(RuntimeError, match="could not be captured in CUDA graphs"):  # one that was under way
+        worker._draft_extend_for_prefill(SimpleNamespace(), None, None)
+    engine_calls.swap_drafter(engine, str(tmp_path / "other"))
+    ask("after")
+    assert sent == ["before", "after"]
+    draft_of(worker, batch_of(2))
+    assert replayed(worker) == [2]
+
+
+def family(folder: Path) -> set[str]:
+    """A base, another tree on all of its tensors, other heads on its body, and a stranger; the names of the heads'."""
+    drafter = save(folder / "base", "hydra", SPECS["full"])
+    drafter.draft_tree = StaticTree([*PATHS[:-1], (2,)])
+    save_drafter(folder / "tree", drafter, TARGET, share_with=folder / "base")
+    for tensor in drafter.lm_head.state_dict().values():
+        tensor += 1.0
+    save_drafter(folder / "heads", drafter, TARGET, share_with=folder / "base")
+    save(folder / "foreign", "hydra", SPECS["slimspec"])
+    return {name for name in drafter.state_dict() if name.startswith("lm_head.")}
+
+
+@pytest.mark.usefixtures("serves")
+def test_a_swap_reads_nothing_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, worker = family(tmp_path), serving(tmp_path / "base")
+    for name, expected in (("tree", set()), ("heads", heads), ("base", heads), ("foreign", None)):
+        before = {id(tensor) for tensor in worker.drafter.state_dict(keep_vars=True).values()}
+        with monkeypatch.context() as patch:
+            read = tensors_read(patch)
+            swap.swap_drafter(scheduler_of(worker), str(tmp_path / name))
+        stored, info = load_drafter(tmp_path / name)
+        assert worker.info == info
+        assert read == (set(stored.state_dict()) if expected is None else expected)
+        found = worker.drafter.state_dict(keep_vars=True)
+        for tensor, value in stored.state_dict().items():
+            torch.testing.assert_close(found[tensor], value, rtol=0, atol=0, msg=tensor)
+            assert (id(found[tensor]) in before) == (tensor not in read), "in memory once"
+        assert equal(draft_of(worker, batch_of(2)), eager_draft_of(worker, batch_of(2)))
+
+
+@pytest.mark.usefixtures("serves")
+def test_of_a_head_that_ranks_share_all_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = SimpleNamespace(tp_size=2, tp_rank=1, attn_dp_enabled=False)
+    monkeypatch.setattr(sharded_head, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(sharded_head, "get_spec", lambda: SimpleNamespace(speculative_num_steps=3))
+    monkeypatch.setattr(sharded_head, "MIN_SAVED_BYTES", 0)
+    monkeypatch.setattr(sharded_head, "tensor_model_parallel_all_gather", lambda x: torch.cat([x, x], dim=-1))
+    family(tmp_path)
+    worker = serving(tmp_path / "base")
+    read = tensors_read(monkeypatch)
+    swap.swap_drafter(scheduler_of(worker), str(tmp_path / "tree"))
+    stored, _ = load_drafter(tmp_path / "tree")
+    assert {name for name in stored.state_dict() if name.startswith("lm_head.")} <= read
+    for step in range(3):
+        part = worker.drafter.lm_head.at(step).part.state_dict()
+        whole = stored.lm_head.at(step).state_dict()
+        assert any(len(part[name]) < len(whole[name]) for name in whole)
+
+
+@pytest.mark.usefixtures("serves")
+def test_one_that_runs_is_neither_read_nor_captured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family(tmp_path)
+    worker = serving(tmp_path / "base")
+    drafter, graphs = worker.drafter, worker.graphs[3]
+    with monkeypatch.context() as patch:
+        patch.setattr(swap, "read_tensors", lambda *_: pytest.fail("it was read again"))
+        swap.swap_drafter(scheduler_of(worker), str(tmp_path / "base"))
+    assert (worker.drafter, worker.graphs[3]) == (drafter, graphs)
+    save(tmp_path / "base", "hydra", SPECS["slimspec"])  # other files in its place are read
+    swap.swap_drafter(scheduler_of(worker), str(tmp_path / "base"))
+    assert worker.drafter.lm_head.kind == "slimspec"
+
+
+@pytest.mark.usefixtures("serves")
+def test_a_drafter_that_does_not_fit_leaves_what_it_would_have_shared(tmp_path: Path) -> None:
+    family(tmp_path)
+    worker = serving(tmp_path / "base")
+    expected, tree = draft_of(worker, batch_of(2)), tmp_path / "tree" / "config.json"
+    config = json.loads(tree.read_text())
+    config["draft_tree"]["paths"] = [[0]]
+    tree.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="draft_tree has 2 nodes within 3 draft steps"):
+        swap.swap_drafter(scheduler_of(worker), str(tmp_path / "tree"))
+    assert equal(draft_of(worker, batch_of(2)), expected)
+    assert worker.refusal is None
