@@ -31,7 +31,7 @@ from sglang_ext.adapter.workers.sampling import draw_drafts
 from sglang_ext.adapter.workers.timed import TimedEagleWorker
 from sglang_ext.adapter.workers.tree_verify import tree_verify_input
 from sglang_ext.drafters import family
-from sglang_ext.drafters.checkpoint import check_loaded, check_tensors, load_sharing, origins, read_tensors
+from sglang_ext.drafters.checkpoint import HEAD_PREFIX, check_loaded, check_tensors, load_sharing, origins, read_tensors
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, empty_drafter, naming
 from sglang_ext.drafters.shared.last_hidden import LastHiddenDrafter
 from sglang_ext.heads import DraftHead
@@ -65,7 +65,7 @@ class CarriedDrafting(Captured):
         head that ranks share, a rank has rows alone, under other names."""
         same = {name for name, origin in origins.items() if self.origins.get(name) == origin}
         own = self.drafter.state_dict() if same else {}  # at the start there is no drafter
-        return {name for name in same if name in own or not name.startswith("lm_head.")}
+        return {name for name in same if name in own or not name.startswith(HEAD_PREFIX)}
 
     def _held_tensors(self, origins: Mapping[str, str]) -> dict[str, Tensor]:
         names = self.held(origins)
