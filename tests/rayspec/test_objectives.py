@@ -58,11 +58,12 @@ def test_the_recipes_choice_is_what_is_trained(tiny_target: FrozenTarget, change
 def test_an_objective_that_is_the_default_is_not_named() -> None:
     """So that drafters from before there was a choice are recognised."""
     assert not {*CHOICES, "top_k_weight", "top_k"} & set(RECIPE.to_dict())
-    other = Recipe(divergence="lk", labels="hard", cut_rows="keep")
+    other = Recipe(divergence="lk", labels="hard", cut_rows="keep", ttt_reduction="mean")
     assert {name: other.to_dict()[name] for name in CHOICES} == {
         "divergence": "lk",
         "labels": "hard",
         "cut_rows": "keep",
+        "ttt_reduction": "mean",
     }
     assert other.objective == Objective(divergence="lk", keeps_cut_rows=True)
 
