@@ -418,7 +418,11 @@ RELIED_ON: tuple[Internal, ...] = (
     ),
     Internal("sglang.srt.runtime_context.get_spec", (), "called in schedulers and by sglang_ext.adapter.requests"),
     Internal("sglang.srt.runtime_context.get_parallel", (), "called in schedulers"),
-    Internal("sglang.srt.runtime_context.get_device", (), "called by sglang_ext.adapter.workers.last_hidden"),
+    Internal(
+        "sglang.srt.runtime_context.get_device",
+        (),
+        "called by sglang_ext.adapter.workers.last_hidden and propose_graphs",
+    ),
     Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.workers.sampling"),
     Internal("sglang.srt.runtime_context.get_observability", (), "called by sglang_ext.adapter.metrics"),
     Internal("sglang.srt.runtime_context.attention_backends", (), "called by sglang_ext.adapter.served_target"),

@@ -68,8 +68,8 @@ def test_without_padding_only_the_captured_sizes_are_replayed(asked: SimpleNames
 
 @pytest.mark.usefixtures("asked")
 def test_where_graphs_are_off_none_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cuda, disabled, expected in ((True, False, True), (True, True, False), (False, False, False)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
+    for device, disabled, expected in (("cuda", False, True), ("cuda", True, False), ("cpu", False, False)):
+        monkeypatch.setattr(propose_graphs, "get_device", lambda own=device: SimpleNamespace(device=own))
         monkeypatch.setattr(propose_graphs, "check_cuda_graph_backend", lambda *asked, off=disabled: off)
         assert propose_graphs.has_graphs() == expected
     monkeypatch.setattr(last_hidden, "has_graphs", lambda: False)

@@ -20,7 +20,7 @@ from sglang.srt.model_executor.runner.base_cuda_graph_runner import freeze_gc
 from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import FullCudaGraphBackend
 from sglang.srt.model_executor.runner_backend_utils import CUDA_GRAPH_CAPTURE_FAILED_MSG
 from sglang.srt.model_executor.runner_utils.pool import get_or_create_global_graph_capture_stream
-from sglang.srt.runtime_context import get_exec
+from sglang.srt.runtime_context import get_device, get_exec
 from sglang.srt.utils import get_available_gpu_memory
 from torch import Tensor
 
@@ -34,7 +34,7 @@ Propose = Callable[[Tensor, Tensor], Draft]  # of vectors [B, H] and roots int64
 
 def has_graphs() -> bool:
     """Whether this server decodes with CUDA graphs."""
-    return torch.cuda.is_available() and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+    return get_device().device == "cuda" and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
 
 
 class ProposeGraphs:
