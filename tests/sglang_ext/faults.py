@@ -2,6 +2,7 @@
 by custom logit processors, the one way in which SGLang runs code of a request."""
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ class DrawFromShortlist(CustomLogitProcessor):
     vocabulary (which is not exact). An empty list takes the fault out again."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
-        from sglang_ext.adapter.workers import eagle, last_hidden
         from sglang_ext.adapter.workers.sampling import draw_drafts
 
+        # whichever this scheduler has: another one cannot be made of classes of SGLang's that were replaced
+        workers = (sys.modules.get(f"sglang_ext.adapter.workers.{name}") for name in ("eagle", "last_hidden"))
         assert custom_param_list is not None
         shortlist = torch.tensor(custom_param_list[0]["shortlist"])
 
@@ -25,7 +27,7 @@ class DrawFromShortlist(CustomLogitProcessor):
             _, token_ids_Tk, _ = draw_drafts(kept_TV / kept_TV.sum(dim=-1, keepdim=True), *args)
             return q_TV, token_ids_Tk, q_TV.gather(1, token_ids_Tk)
 
-        for worker in (eagle, last_hidden):
+        for worker in filter(None, workers):
             worker.draw_drafts = draw if len(shortlist) else draw_drafts
         return logits
 
