@@ -115,7 +115,8 @@ def read_costs(
         logger.warning("MBSU and FLOPs are left out, target %s cannot be counted: %s", target, error)
         return None
     settings = settings or {}
-    if any(settings.get(name) for name in QUANTIZING) or settings.get("load_format") == "bitsandbytes":
+    is_quantized = any(settings.get(name) not in (None, False, "", "unquant") for name in QUANTIZING)
+    if is_quantized or settings.get("load_format") == "bitsandbytes":
         counted = replace(counted, is_read_whole=False)
     served = getattr(torch, dtype or "", torch.bfloat16)
     return ModelCosts(

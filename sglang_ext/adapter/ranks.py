@@ -1,7 +1,9 @@
 """What tensor-parallel ranks do together: it succeeds on all of them, or all of them hear that it did not."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -34,10 +36,28 @@ def in_step(group: Any, work: Callable[[], T]) -> T:
     it or goes on alone. Raises its error where it fails on all ranks at the same place, and RanksDiffer otherwise, with
     the cause of that error.
 
-    What it cannot end is a wait that is no barrier: for a reduction on the GPU of a pass that another rank has left.
+    What it cannot end is a wait that is no barrier: for a reduction on the GPU of a pass that another rank has left,
+    or for what SGLang's custom all-reduce exchanges as a capture ends. Ranks meet in a group of their own, so that
+    what they say is never taken for that.
     """
     if group.world_size == 1:
         return work()
+    with _apart(group) as meeting:
+        return _in_step(group, meeting, work)
+
+
+@contextmanager
+def _apart(group: Any) -> Iterator[Any]:
+    """The same ranks, with messages of their own."""
+    ranks = torch.distributed.get_process_group_ranks(group.cpu_group)
+    own = torch.distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    try:
+        yield SimpleNamespace(world_size=group.world_size, cpu_group=own)
+    finally:
+        torch.distributed.destroy_process_group(own)
+
+
+def _in_step(group: Any, meeting: Any, work: Callable[[], T]) -> T:
     waits = pkgutil.resolve_name(BARRIER.target)
     heard: list[RanksDiffer] = []
 
@@ -46,7 +66,7 @@ def in_step(group: Any, work: Callable[[], T]) -> T:
             waits(other)
             return
         try:
-            _meet(group)
+            _meet(meeting)
         except RanksDiffer as error:
             heard.append(error)
             raise
@@ -57,9 +77,9 @@ def in_step(group: Any, work: Callable[[], T]) -> T:
     except Exception as error:
         if heard:  # of which others may have made an error of their own
             raise heard[0] from error
-        _meet(group, error, error.__cause__ or error)
+        _meet(meeting, error, error.__cause__ or error)
         raise
-    _meet(group)
+    _meet(meeting)
     return result
 
 

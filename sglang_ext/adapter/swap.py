@@ -23,8 +23,9 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
     running one, where a worker can keep them (`resident`). Raises ValueError where the checkpoint does not fit or is
     not the same on all ranks, RanksDiffer where some cannot read it, and RuntimeError while requests run; the drafter
     is then unchanged. Raises RuntimeError with `NOT_CAPTURED` where none is left: on all ranks, where a capture fails
-    on some, and then no other drafter is taken, since what ranks have promised each other for graphs may differ. (Where
-    one leaves a pass in which others already reduce on the GPU, they wait until SGLang's watchdog ends that.)
+    on some. After a failed capture several ranks take no other drafter, since what they have promised each other for
+    graphs may differ. (Where one leaves a pass in which others already reduce on the GPU, or an exchange of SGLang's
+    custom all-reduce, they wait until SGLang's watchdog ends that.)
     """
     worker = scheduler.draft_worker.draft_worker
     if not hasattr(worker, "check_swappable"):
@@ -59,6 +60,9 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
                 "mended by no other swap; start anew, with a lower --mem-fraction-static if memory was short"
             )
             raise RuntimeError(worker.lost) from error
+        except RuntimeError:
+            worker.lost = worker.refusal if scheduler.tp_group.world_size > 1 else None
+            raise
     if (counters := metrics()) is not None:
         counters.swapped()
     logger.info("drafter swapped to %s (head %s)", path, info.head)

@@ -391,12 +391,13 @@ def test_a_draft_of_all_clusters_has_a_known_shortlist_at_its_positions_alone(co
     [
         ({}, {}, True),
         ({}, {"load_format": "dummy", "quantization": None}, True),
+        ({}, {"quantization": "unquant"}, True),
         ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}, {}, False),
         ({}, {"quantization": "fp8"}, False),
         ({}, {"load_format": "bitsandbytes"}, False),
         ({}, {"speculative_draft_model_quantization": "fp8"}, False),
     ],
-    ids=["as_it_is", "dummy", "checkpoint", "setting", "load_format", "drafter"],
+    ids=["as_it_is", "dummy", "unquantised", "checkpoint", "setting", "load_format", "drafter"],
 )
 def test_bytes_of_quantised_weights_are_not_counted(
     change: dict[str, Any], settings: dict[str, Any], has_bytes: bool, tmp_path: Path, make_request: object

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import ray
 from fixture_models import DRAFTERS, PROMPTS, TARGET
 
-from rayspec.farm.gpu_share import FOR_ENGINES
+from rayspec.farm.gpu_share import FOR_ENGINES, check_room
 from rayspec.farm.runtime import EngineFailed, EngineSpec
 from rayspec.gate.config import GateConfig
 from rayspec.gate.engines import PreparedDrafter, prepare_drafters, running_drafters
@@ -28,6 +28,7 @@ class Card:
         self.log: list[str] = []
         self.bundles: list[dict[str, float]] = []
         self.fails: set[str] = set()
+        self.made: list[Any] = []
 
     def handle(self) -> type:
         card = self
@@ -36,6 +37,7 @@ class Card:
             def __init__(self, spec: EngineSpec, log_path: Path, *, place: Any = None, **_: Any) -> None:
                 self.name, self.place, self.is_alive = log_path.stem, place, True
                 self.fraction = spec.overrides.get("mem_fraction_static")
+                card.made.append(self)
 
             def begin_start(self) -> "Handle":
                 card.log.append(f"{self.name} begins")
@@ -111,6 +113,23 @@ def test_a_side_that_does_not_start_ends_the_other(card: Card, tmp_path: Path) -
     card.fails = {f"{sides[1].cohort.name}.candidate"}
     with pytest.raises(MeasureFailed, match="out of memory"), running_drafters(*sides, tmp_path):
         pass
+    assert card.made
+    assert not any(handle.is_alive for handle in card.made)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([{"CPU": 24.0, "GPU": 1.0}, {"CPU": 64.0}], "need a node with 32 CPUs and 1 GPUs, but the nodes have 24 CPUs"),
+        ([{"CPU": 32.0, "GPU": 1.0}], "are to share 2 GPUs, but the cluster has 1; start fewer engines"),
+        ([{"CPU": 32.0, "GPU": 1.0}] * 2, None),
+        ([{"CPU": 64.0, "GPU": 2.0}], None),
+    ],
+)
+def test_where_there_is_no_room_it_is_said(nodes: list[dict[str, float]], message: str | None) -> None:
+    """Ray would wait for it."""
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        check_room([{"CPU": 32.0, "GPU": 1.0}] * 2, nodes)
 
 
 @pytest.mark.parametrize(

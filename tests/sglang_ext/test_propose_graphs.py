@@ -10,6 +10,7 @@ import pytest
 import torch
 from carried_workers import NODES, Played, batch_of, draft_of, eager_draft_of, equal, made, replayed
 from head_cases import H
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 from test_last_hidden import EMBED_VH
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -70,7 +71,8 @@ def test_without_padding_only_the_captured_sizes_are_replayed(asked: SimpleNames
 def test_where_graphs_are_off_none_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, disabled, expected in (("cuda", False, True), ("cuda", True, False), ("cpu", False, False)):
         monkeypatch.setattr(propose_graphs, "get_device", lambda own=device: SimpleNamespace(device=own))
-        monkeypatch.setattr(propose_graphs, "check_cuda_graph_backend", lambda *asked, off=disabled: off)
+        off = {(Phase.DECODE, Backend.DISABLED): disabled}
+        monkeypatch.setattr(propose_graphs, "check_cuda_graph_backend", lambda *asked, off=off: off[asked])
         assert propose_graphs.has_graphs() == expected
     monkeypatch.setattr(last_hidden, "has_graphs", lambda: False)
     worker = made("medusa")

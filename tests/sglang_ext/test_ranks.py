@@ -1,6 +1,7 @@
 """Work in which two processes wait for each other: where one fails, the other neither waits for it nor goes on."""
 
 import json
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,3 +69,32 @@ def test_over_two_processes(
 ) -> None:
     multiprocessing.start_processes(_rank, (str(tmp_path), fails_after), nprocs=2, start_method="fork")
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)] == expected
+
+
+def _exchanging_rank(rank: int, folder: str) -> None:
+    """Rank 1 fails where rank 0 goes on to an exchange of SGLang's in the same group, as its custom all-reduce does
+    when a capture ends."""
+    set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=6)
+    )
+    group = SimpleNamespace(world_size=2, cpu_group=distributed.group.WORLD)
+
+    def capture() -> str:
+        GroupCoordinator.barrier(group)
+        if rank == 1:
+            raise MemoryError("out of memory on 1")
+        handles: list[str | None] = [None, None]
+        distributed.all_gather_object(handles, "handles")
+        Path(folder, "read").write_text(json.dumps(handles))
+        return "captured"
+
+    with suppress(Exception):
+        in_step(group, capture)
+    Path(folder, f"{rank} ended").touch()
+
+
+def test_what_ranks_say_is_not_taken_for_what_sglang_exchanges(tmp_path: Path) -> None:
+    """The exchange waits for the one that failed until its own time is over."""
+    multiprocessing.start_processes(_exchanging_rank, (str(tmp_path),), nprocs=2, start_method="fork")
+    assert {file.name for file in tmp_path.iterdir()} - {"meet"} == {"0 ended", "1 ended"}, "nothing was read"

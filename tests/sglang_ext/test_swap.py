@@ -17,7 +17,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
 from sglang_ext.adapter import engine as engine_calls
-from sglang_ext.adapter import swap
+from sglang_ext.adapter import ranks, swap
 from sglang_ext.adapter.models import hosted_head, sharded_head
 from sglang_ext.adapter.models.hosted_head import HostsHead
 from sglang_ext.adapter.ranks import RanksDiffer, on_all_ranks
@@ -153,6 +153,7 @@ class Swapping:
         self.errors: list[Exception] = []  # of the captures to come
         self.model = worker.draft_runner.model = Hosting(str(DRAFTERS["truncated"]))
         self.scheduler = scheduler_of(worker)
+        monkeypatch.setattr(ranks, "_apart", nullcontext)  # a group of their own, which needs processes
         monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda _: self.capture())
         monkeypatch.setattr(EagleDraftWorker, "init_attention_backend", lambda _: self.new_backends())
         self.new_backends()
@@ -381,6 +382,23 @@ def test_a_capture_that_fails_on_one_rank_alone(is_own: bool, worker: Any, monke
         assert worker.refusal is not None
     assert s.scheduler.tp_group.words == [], "the second attempt asks nothing"
     assert s.captured == (["truncated"] if is_own else ["truncated", "specvocab"])
+
+
+@pytest.mark.usefixtures("hosts")
+def test_after_a_capture_that_fails_on_all_ranks_they_take_no_other(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may have got to another place in it."""
+    s = Swapping(worker, monkeypatch)
+    monkeypatch.setattr(draft_worker, "get_parallel", lambda: SimpleNamespace(tp_size=2))
+    s.errors = [Exception("Capture cuda graph failed: out of memory")]
+    s.scheduler.tp_group = Ranks([*READ, None, None, "out of memory"])
+    monkeypatch.setattr(torch.distributed, "all_gather_object", s.scheduler.tp_group.gather)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="could not be captured in CUDA graphs"):
+            s.to(DRAFTERS["specvocab"])
+    assert worker.refusal is not None
+    assert s.scheduler.tp_group.words == [], "the second attempt asks nothing"
 
 
 def test_what_ranks_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
