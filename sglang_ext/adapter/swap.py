@@ -54,15 +54,15 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
             raise RuntimeError(worker.refusal) from error
         try:
             in_step(scheduler.tp_group, worker.capture)
-        except RanksDiffer as error:
+        except RuntimeError as error:
+            if scheduler.tp_group.world_size == 1:
+                raise
+            cause = error if isinstance(error, RanksDiffer) else error.__cause__ or error
             worker.refusal = worker.lost = (
-                f"the draft passes of {path} {NOT_CAPTURED} by all ranks ({str(error).splitlines()[0]}), which can be "
+                f"the draft passes of {path} {NOT_CAPTURED} by all ranks ({str(cause).splitlines()[0]}), which can be "
                 "mended by no other swap; start anew, with a lower --mem-fraction-static if memory was short"
             )
             raise RuntimeError(worker.lost) from error
-        except RuntimeError:
-            worker.lost = worker.refusal if scheduler.tp_group.world_size > 1 else None
-            raise
     if (counters := metrics()) is not None:
         counters.swapped()
     logger.info("drafter swapped to %s (head %s)", path, info.head)

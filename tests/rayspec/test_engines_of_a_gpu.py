@@ -172,7 +172,8 @@ def test_an_engine_without_a_neighbour_takes_what_sglang_gives_it(
     assert card.bundles == []
 
 
-def test_shares_that_are_more_than_a_gpu_are_refused() -> None:
+@pytest.mark.parametrize("share", [0.6, 0.0, "much"])
+def test_shares_that_are_more_than_a_gpu_are_refused(share: object) -> None:
     with pytest.raises(ValueError, match=r"mem_fraction_static must be below 1/2, .* raise engines.num_gpus"):
-        AnswerEnginesConfig(count=2, num_gpus=0.5, extra={"mem_fraction_static": 0.6})
+        AnswerEnginesConfig(count=2, num_gpus=0.5, extra={"mem_fraction_static": share})
     assert AnswerEnginesConfig(count=2, num_gpus=1.0, extra={"mem_fraction_static": 0.6}).memory(beside=1) == {}

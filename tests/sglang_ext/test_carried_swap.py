@@ -9,12 +9,11 @@ import torch
 from carried_workers import SIZES, Played, batch_of, draft_of, eager_draft_of, equal, replayed, serving
 from head_cases import SPECS
 from test_last_hidden import PATHS, TARGET, save
-from test_swap import scheduler_of, tensors_read
+from test_swap import Asked, scheduler_of, tensors_read
 
 from sglang_ext.adapter import engine as engine_calls
 from sglang_ext.adapter import swap
 from sglang_ext.adapter.models.sharded_head import ShardedHead
-from sglang_ext.adapter.requests import check_tokenized
 from sglang_ext.adapter.workers import last_hidden
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
 from sglang_ext.heads.by_position import PositionHeads
@@ -42,31 +41,18 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(t
     save(tmp_path / "one", "medusa", SPECS["full"])
     save(tmp_path / "other", "medusa", SPECS["slimspec"])
     worker = serving(tmp_path / "one")
-    scheduler = scheduler_of(worker)
-
-    def collective_rpc(method: str, path: str, resident: int) -> None:
-        try:
-            swap.swap_drafter(scheduler, path, resident)
-        except Exception as error:
-            raise AssertionError(str(error)) from None  # all that SGLang's carries of it
-
-    engine = SimpleNamespace(collective_rpc=collective_rpc, tokenizer_manager=SimpleNamespace())
-    sent: list[str] = []
-
-    def ask(request: str) -> None:
-        check_tokenized(lambda manager, request: sent.append(request), engine.tokenizer_manager, request)
-
-    ask("before")
+    engine = Asked(scheduler_of(worker))
+    engine.ask("before")
     Played.errors = [torch.OutOfMemoryError("CUDA out of memory")]
     with pytest.raises(ValueError, match=r"the draft passes of .*other could not be captured in CUDA graphs"):
         engine_calls.swap_drafter(engine, str(tmp_path / "other"))
     with pytest.raises(ValueError, match=r"could not be captured .* swap in another drafter, or start anew"):
-        ask("while none is left")
+        engine.ask("while none is left")
     with pytest.raises(RuntimeError, match="could not be captured in CUDA graphs"):  # one that was under way
         worker._draft_extend_for_prefill(SimpleNamespace(), None, None)
     engine_calls.swap_drafter(engine, str(tmp_path / "other"))
-    ask("after")
-    assert sent == ["before", "after"]
+    engine.ask("after")
+    assert engine.sent == ["before", "after"]
     draft_of(worker, batch_of(2))
     assert replayed(worker) == [2]
 

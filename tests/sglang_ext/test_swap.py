@@ -54,6 +54,22 @@ def test_a_swap_captures_what_holds_the_head_and_nothing_else(worker: Any, monke
     assert worker.refusal is None
 
 
+class Asked:
+    """An engine whose scheduler runs in this process; `sent`: the requests that came through to it."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler, self.tokenizer_manager, self.sent = scheduler, SimpleNamespace(), list[str]()
+
+    def collective_rpc(self, method: str, path: str, resident: int) -> None:
+        try:
+            swap.swap_drafter(self.scheduler, path, resident)
+        except Exception as error:
+            raise AssertionError(str(error)) from None  # all that SGLang's carries of it
+
+    def ask(self, request: str) -> None:
+        check_tokenized(lambda manager, request: self.sent.append(request), self.tokenizer_manager, request)
+
+
 def scheduler_of(worker: Any) -> SimpleNamespace:
     """One that is idle, on a single rank."""
     return SimpleNamespace(
@@ -395,7 +411,7 @@ def test_after_a_capture_that_fails_on_all_ranks_they_take_no_other(
     s.scheduler.tp_group = Ranks([*READ, None, None, "out of memory"])
     monkeypatch.setattr(torch.distributed, "all_gather_object", s.scheduler.tp_group.gather)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="could not be captured in CUDA graphs"):
+        with pytest.raises(RuntimeError, match=r"by all ranks \(.*out of memory\), .* no other swap; start anew"):
             s.to(DRAFTERS["specvocab"])
     assert worker.refusal is not None
     assert s.scheduler.tp_group.words == [], "the second attempt asks nothing"
@@ -439,32 +455,19 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(
             raise error
 
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", capture)
-    scheduler = scheduler_of(worker)
-
-    def collective_rpc(method: str, path: str, resident: int) -> None:
-        try:
-            swap.swap_drafter(scheduler, path, resident)
-        except Exception as error:
-            raise AssertionError(str(error)) from None  # all that SGLang's carries of it
-
-    engine = SimpleNamespace(collective_rpc=collective_rpc, tokenizer_manager=SimpleNamespace())
-    sent: list[str] = []
-
-    def ask(request: str) -> None:
-        check_tokenized(lambda manager, request: sent.append(request), engine.tokenizer_manager, request)
-
-    ask("before")
+    engine = Asked(scheduler_of(worker))
+    engine.ask("before")
     other, unfit = str(DRAFTERS["specvocab"]), "no such folder"
     with pytest.raises(ValueError, match=rf"could not swap .*passes of {other} could not be captured in CUDA graphs"):
         engine_calls.swap_drafter(engine, other)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"could not be captured .* swap in another drafter, or start anew"):
-            ask("while none is left")
+            engine.ask("while none is left")
         with pytest.raises(ValueError, match=f"could not swap the drafter to {unfit}"):  # nor is there one after this
             engine_calls.swap_drafter(engine, unfit)
     engine_calls.swap_drafter(engine, other)
-    ask("after")
-    assert sent == ["before", "after"]
+    engine.ask("after")
+    assert engine.sent == ["before", "after"]
 
 
 def test_a_request_that_was_under_way_meets_no_graphs_that_are_gone(worker: Any) -> None:

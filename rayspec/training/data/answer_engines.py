@@ -53,7 +53,8 @@ class AnswerEnginesConfig(Settings):
         require(is_batch, "engines.max_running_requests", self.max_running_requests, "at least 1")
         share, allowed = self.extra.get("mem_fraction_static"), f"below 1/{self.per_gpu}, the share of each of "
         allowed += f"{self.per_gpu} engines on a GPU (or raise engines.num_gpus, so that fewer share one)"
-        fits = self.per_gpu == 1 or not isinstance(share, int | float) or 0 < share < 1 / self.per_gpu
+        is_share = isinstance(share, int | float) and 0 < share < 1 / self.per_gpu
+        fits = self.per_gpu == 1 or share is None or is_share
         require(fits, "engines.extra.mem_fraction_static", share, allowed)
 
     @property
