@@ -1,5 +1,5 @@
-"""Changes of a running scheduler: a fault for the tests to find, and what CUDA graphs do to a prefill. They are planted
-by custom logit processors, the one way in which SGLang runs code of a request."""
+"""Changes of a running scheduler: a fault for the tests to find, and what CUDA graphs do to a prefill; and what can be
+seen in it alone. Both by custom logit processors, the one way in which SGLang runs code of a request."""
 
 import functools
 import sys
@@ -70,6 +70,19 @@ class ShareSmallHeads(CustomLogitProcessor):
         return logits
 
 
+class CountSharedHeads(CustomLogitProcessor):
+    """The answer's token is how many heads are this rank's share of one."""
+
+    def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
+        import gc
+
+        from sglang_ext.adapter.models.sharded_head import ShardedHead
+
+        gc.collect()  # those that a swap has left behind
+        shared = sum(type(thing) is ShardedHead for thing in gc.get_objects())
+        return torch.full_like(logits, -torch.inf).index_fill_(1, torch.tensor([shared]), 0.0)
+
+
 class SwitchAtRandom(CustomLogitProcessor):
     """The policy takes any draft length at each step, whatever was measured, and lets the drafter rest now and then."""
 
@@ -123,6 +136,11 @@ def share_small_heads(engine: Any) -> None:
     _run_in(engine, ShareSmallHeads)
 
 
+def shared_heads(engine: Any) -> int:
+    (count,) = _run_in(engine, CountSharedHeads)
+    return count
+
+
 def switch_at_random(engine: Any) -> None:
     _run_in(engine, SwitchAtRandom)
 
@@ -131,9 +149,11 @@ def anticipate(engine: Any) -> None:
     _run_in(engine, Anticipate)
 
 
-def _run_in(engine: Any, processor: type[CustomLogitProcessor], **parameters: Any) -> None:
-    engine.generate(
+def _run_in(engine: Any, processor: type[CustomLogitProcessor], **parameters: Any) -> list[int]:
+    answer = engine.generate(
         input_ids=[0],
-        sampling_params={"max_new_tokens": 1, "custom_params": parameters},
+        sampling_params={"max_new_tokens": 1, "temperature": 0.0, "custom_params": parameters},
         custom_logit_processor=processor.to_str(),
     )
+    token_ids: list[int] = answer["output_ids"]
+    return token_ids

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from engines import Ids, Oracle, generate, output_ids, running_engine
-from faults import share_small_heads
+from faults import share_small_heads, shared_heads
 from fixture_models import DRAFTERS
 from last_hidden_cases import ACCURACY, save
 from lossless import check_counts
@@ -42,6 +42,7 @@ def test_greedy_identity(tree: dict[str, int], prompts: list[Ids], oracle: Oracl
             if kind == "full shared":
                 share_small_heads(engine)
             swap_drafter(engine, str(DRAFTERS[kind.split()[0]]))
+            assert shared_heads(engine) == ("shared" in kind)
             answers = generate(engine, some)
             assert output_ids(answers) == oracle.answers[: len(some)]
             check_counts(answers, 4)
@@ -61,6 +62,7 @@ def test_heads_of_each_position(prompts: list[Ids], oracle: Oracle, demo_target:
             if runs is not None:
                 share_small_heads(engine)
                 swap_drafter(engine, str(runs))
+            assert shared_heads(engine) == (0 if runs is None else 3)  # one a position
             answers = generate(engine, some)
             assert output_ids(answers) == oracle.answers[: len(some)]
             check_counts(answers, 3)
