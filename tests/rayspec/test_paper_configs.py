@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from answerers import InTurn, as_prompts
 from planned_home import (
     BCL_SIZE,
     PAIRS,
@@ -18,6 +19,8 @@ from planned_home import (
 )
 
 from rayspec.calibration.config import CalibrationConfig
+from rayspec.calibration.prepare import describe
+from rayspec.calibration.prepare import prepare as prepare_calibration
 from rayspec.config import load_config
 from rayspec.shipped import ASSETS
 from rayspec.sweep.config import SweepConfig
@@ -25,9 +28,10 @@ from rayspec.sweep.head_entry import AskedHead
 from rayspec.sweep.plan.prepare import Prepared, prepare
 from rayspec.sweep.plan.sampling import check_drafts_are_said
 from rayspec.sweep.shape import split_shape
+from rayspec.training.data.answers import AnswersConfig, TargetName, make_answers
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
 from rayspec.training.drafter_runs import plan
-from rayspec.training.frozen_target import FrozenTarget
+from rayspec.training.frozen_target import FrozenTarget, target_sha256
 from rayspec.training.trees import SlimTreeConfig
 from sglang_ext.trees.slim import SlimTree
 
@@ -162,6 +166,18 @@ def test_training_is_planned(file: Path, tmp_path: Path) -> None:
     config = load_config(DrafterTrainConfig, file, elsewhere)
     lines = plan(config)
     assert [line.split()[0] for line in lines if line.endswith("to train")] == [e.name for e in config.drafters]
+
+
+@pytest.mark.parametrize("file", CALIBRATE, ids=name_of)
+def test_calibration_is_planned(file: Path, home: Path, tmp_path: Path) -> None:
+    target = TargetName("smollm2-135m", target_sha256(str(home / "models" / "smollm2-135m")))
+    settings = AnswersConfig(count=2, min_prompt_tokens=8, max_prompt_tokens=8, answer_tokens=6, batch_size=2)
+    answers = InTurn(lambda requests: [[5, 6, 7] for _ in requests])
+    make_answers(tmp_path / "work" / "answers", target, settings, as_prompts([list(range(1, 9))] * 2), answers)
+    elsewhere = [f"output_dir={tmp_path / 'calibrations'}", f"work_dir={tmp_path / 'work'}"]
+    config = load_config(CalibrationConfig, file, elsewhere)
+    lines = describe(prepare_calibration(config))
+    assert [line.split()[0] for line in lines if line.endswith("to make")] == [c.name for c in config.calibrations]
 
 
 def test_nothing_is_made_that_no_table_uses() -> None:
