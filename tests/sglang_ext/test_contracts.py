@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from rayspec_kernels.cpu.tree_verify import verify_greedy_reference
 from sglang_ext.adapter.cpu.attention import CpuAttentionBackend, CpuDraftDecodeBackend
@@ -143,9 +144,8 @@ def lengths(*values: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-def batch(mode: str, new: int, **other: Any) -> SimpleNamespace:
+def batch(mode: ForwardMode, new: int, **other: Any) -> SimpleNamespace:
     """A pass of two requests with so many new tokens each."""
-    modes = {name: lambda name=name: name == mode for name in ("is_idle", "is_decode", "is_target_verify")}
     of_pass = {
         "req_pool_indices": lengths(1, 0),
         "seq_lens": lengths(5, 9),
@@ -161,14 +161,14 @@ def batch(mode: str, new: int, **other: Any) -> SimpleNamespace:
             custom_mask=torch.ones(B * NODES * NODES, dtype=torch.bool),
         ),
     }
-    return SimpleNamespace(forward_mode=SimpleNamespace(**modes), **(of_pass | other))
+    return SimpleNamespace(forward_mode=mode, **(of_pass | other))
 
 
-PASSES: dict[str, tuple[str, int]] = {  # kind: mode, new tokens of a request
-    "decode": ("is_decode", 1),
-    "extend": ("is_extend", 2),
-    "verification": ("is_target_verify", NODES),
-    "draft loop": ("is_decode", BRANCHES * STEPS),
+PASSES: dict[str, tuple[ForwardMode, int]] = {  # kind: mode, new tokens of a request
+    "decode": (ForwardMode.DECODE, 1),
+    "extend": (ForwardMode.EXTEND, 2),
+    "verification": (ForwardMode.TARGET_VERIFY, NODES),
+    "draft loop": (ForwardMode.DECODE, BRANCHES * STEPS),
 }
 
 

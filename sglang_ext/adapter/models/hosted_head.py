@@ -187,10 +187,12 @@ def _rows_read_after_verify(batch: Any) -> Tensor | None:
 def _layer_rows_of_the_head(batch: Any) -> Tensor | None:
     """Which rows of the layer's input belong to the rows of the head, or None where they are the same."""
     rows = _rows_read_after_verify(batch)
-    if rows is not None or not batch.forward_mode.is_extend():
+    if rows is not None:
         return rows
-    if batch.forward_mode.is_draft_extend_v2():
+    if batch.forward_mode.is_draft_extend_v2():  # which SGLang's `is_extend` leaves out
         return batch.spec_info.select_index
+    if not batch.forward_mode.is_extend():
+        return None
     return batch.extend_seq_lens.long().cumsum(0) - 1  # a prefill: the last of each request
 
 
