@@ -4,6 +4,8 @@ import logging
 from functools import partial
 from typing import Any
 
+import torch
+
 from sglang_ext.adapter.metrics import metrics
 from sglang_ext.adapter.ranks import RanksDiffer, in_step, on_all_ranks, said_by_all
 from sglang_ext.drafters.checkpoint import origins, read_tensors
@@ -21,11 +23,12 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
 
     Graphs of the draft passes are captured again, but for one that has stayed: so many that ran before stay beside the
     running one, where a worker can keep them (`resident`). Raises ValueError where the checkpoint does not fit or is
-    not the same on all ranks, RanksDiffer where some cannot read it, and RuntimeError while requests run; the drafter
-    is then unchanged. Raises RuntimeError with `NOT_CAPTURED` where none is left: on all ranks, where a capture fails
-    on some. After a failed capture several ranks take no other drafter, since what they have promised each other for
-    graphs may differ. (Where one leaves a pass in which others already reduce on the GPU, or an exchange of SGLang's
-    custom all-reduce, they wait until SGLang's watchdog ends that.)
+    not the same on all ranks, RanksDiffer where some cannot read it, and RuntimeError while requests run, or where
+    there is no memory for it beside the running one; the drafter is then unchanged. Raises RuntimeError with
+    `NOT_CAPTURED` where none is left: on all ranks, where a capture fails on some. After a failed capture several ranks
+    take no other drafter, since what they have promised each other for graphs may differ. (Where one leaves a pass in
+    which others already reduce on the GPU, or an exchange of SGLang's custom all-reduce, they wait until SGLang's
+    watchdog ends that.)
     """
     worker = scheduler.draft_worker.draft_worker
     if not hasattr(worker, "check_swappable"):
@@ -52,6 +55,11 @@ def swap_drafter(scheduler: Any, path: str, resident: int = 0) -> None:
         except RanksDiffer as error:
             worker.refusal = f"the draft passes of {path} {NOT_CAPTURED} ({error}); swap in another, or start anew"
             raise RuntimeError(worker.refusal) from error
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError(
+                f"there is no memory for {path} beside the running drafter, which stays until the other is whole "
+                f"({str(error).splitlines()[0]}); start anew with it, or with a lower --mem-fraction-static"
+            ) from error
         try:
             in_step(scheduler.tp_group, worker.capture)
         except RuntimeError as error:

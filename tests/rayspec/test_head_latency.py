@@ -1,10 +1,14 @@
 """How heads are timed alone."""
 
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch import Tensor
 
 from rayspec.farm import head_latency
 from sglang_ext.drafters.checkpoint import save_drafter
@@ -57,3 +61,20 @@ def test_a_gpu_holds_one_head_at_a_time(
     monkeypatch.setattr(head_latency, "_in_turns", in_turns)
     assert timed(drafters) == dict.fromkeys(drafters, 1.0)
     assert [len(group) for group in groups] == together
+
+
+def test_what_a_graph_reads_lives_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own memory a graph keeps, but not what was there before."""
+    for name in ("Stream", "stream", "current_stream", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    rows_TH = torch.zeros(3, H)
+    alive = weakref.ref(rows_TH)
+
+    def asking(rows_TH: Tensor) -> Callable[[], None]:
+        return lambda: rows_TH.sum()
+
+    replay = head_latency._captured(asking(rows_TH))
+    del rows_TH
+    assert alive() is not None
+    del replay
+    assert alive() is None

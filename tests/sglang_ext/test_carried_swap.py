@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from carried_workers import SIZES, Played, batch_of, draft_of, eager_draft_of, equal, replayed, serving
-from head_cases import SPECS
+from head_cases import SPECS, H
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from test_last_hidden import PATHS, TARGET, save
 from test_swap import Asked, scheduler_of, tensors_read
 
@@ -16,6 +17,7 @@ from sglang_ext.adapter import swap
 from sglang_ext.adapter.models.sharded_head import ShardedHead
 from sglang_ext.adapter.workers import last_hidden
 from sglang_ext.drafters.checkpoint import load_drafter, save_drafter
+from sglang_ext.drafters.hydra import HydraDrafter
 from sglang_ext.heads.by_position import PositionHeads
 from sglang_ext.trees.static import StaticTree
 
@@ -55,6 +57,45 @@ def test_after_a_failed_capture_every_request_is_refused_until_a_swap_succeeds(t
     assert engine.sent == ["before", "after"]
     draft_of(worker, batch_of(2))
     assert replayed(worker) == [2]
+
+
+@pytest.mark.usefixtures("serves")
+def test_without_memory_for_both_the_running_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "one", "medusa", SPECS["full"])
+    save(tmp_path / "other", "hydra", SPECS["slimspec"])
+    worker = serving(tmp_path / "one")
+    engine, before = Asked(scheduler_of(worker)), draft_of(worker, batch_of(2))
+
+    def to(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5 GiB\nand more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HydraDrafter, "to", to)
+        with pytest.raises(
+            ValueError,
+            match=r"no memory for .*other beside the running drafter.*5 GiB\); start anew with it, or with a",
+        ):
+            engine_calls.swap_drafter(engine, str(tmp_path / "other"))
+    engine.ask("after")
+    assert equal(draft_of(worker, batch_of(2)), before)
+    assert Played.captures == len(SIZES)
+    engine_calls.swap_drafter(engine, str(tmp_path / "other"))
+
+
+@pytest.mark.usefixtures("serves")
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_what_a_prefill_carries_is_no_memory_of_its_graph(tokens: int, tmp_path: Path) -> None:
+    """SGLang's selection gives the graph's own output back where each request has one new token."""
+    save(tmp_path / "one", "medusa", SPECS["full"])
+    worker = serving(tmp_path / "one")
+    batch = SimpleNamespace(
+        forward_mode=ForwardMode.EXTEND, batch_size=lambda: 2, extend_lens=[tokens] * 2, seq_lens=torch.tensor([4, 5])
+    )
+    output_TH = torch.randn(2 * tokens, H)
+    expected = output_TH[[tokens - 1, 2 * tokens - 1]].clone()
+    carried = worker._draft_extend_for_prefill(batch, output_TH, torch.tensor([1, 2])).hidden_states
+    output_TH.fill_(torch.nan)
+    assert torch.equal(carried, expected)
 
 
 def family(folder: Path) -> set[str]:

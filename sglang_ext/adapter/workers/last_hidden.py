@@ -284,6 +284,8 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
     ) -> EagleDraftInput:
         self.check_captured()
         hidden_BH = target_hidden if batch.forward_mode.is_idle() else select_last_extend_hidden(batch, target_hidden)
+        if hidden_BH is target_hidden:  # may be of a graph's memory, which the next prefill writes to
+            hidden_BH = hidden_BH.clone()
         draft_input = EagleDraftInput(bonus_tokens=next_token_ids)
         self._carry(draft_input, hidden_BH)
         return draft_input
