@@ -16,6 +16,7 @@ from sglang_ext.adapter.workers import eagle as draft_worker
 from sglang_ext.adapter.workers.eagle import HeadDraftWorker
 
 SIZES = [4, 2, 1]  # of the batches that graphs are captured for
+WIDTH = 2  # rows of a request
 NOTHING = (torch.zeros(0), torch.zeros(0))
 
 
@@ -60,13 +61,17 @@ class WithBody(Model, Stock):
 
 
 class Graphs:
-    """SGLang's graphs of the extend: a capture runs the pass, a replay runs it again and writes where the capture
-    wrote."""
-
-    hidden_BH = torch.zeros(max(SIZES), H)
+    """SGLang's graphs of the extend, whose only layer is the head: a capture runs the pass, a replay runs it again on
+    what the static buffers hold then, and writes where the capture wrote."""
 
     def init(self, worker: Any) -> None:
-        self.eagle_worker, self.replays = worker, {}
+        self.eagle_worker, self.replays, self.capture_bs = worker, {}, sorted(SIZES)
+        rows = max(SIZES) * WIDTH
+        self.buffers = SimpleNamespace(
+            input_ids=torch.zeros(rows, dtype=torch.int64),
+            hidden_states=torch.zeros(rows, H),
+            select_index=torch.zeros(max(SIZES), dtype=torch.int64),
+        )
         for size in SIZES:
             self.capture_one_shape(size, None)
 
@@ -76,13 +81,18 @@ class Graphs:
         if request is None:
             self.replays[size] = lambda: None
             return
+
+        def answer(request: HeadRequest, size: int) -> None:
+            hidden_BH = self.buffers.hidden_states[self.buffers.select_index[:size]]
+            request.answer_with(head, hidden_BH, head.route(hidden_BH, hidden_BH, 0))
+
         for _ in range(3):  # two warm-ups
-            request.answer_with(head, Graphs.hidden_BH[:size], None)
+            answer(request, size)
         captured = request.best
 
         def replay() -> None:
             fresh = HeadRequest(request.step, request.k)
-            fresh.answer_with(head, Graphs.hidden_BH[:size], None)
+            answer(fresh, size)
             for place, value in zip(captured, fresh.best, strict=True):
                 place.copy_(value)
 
@@ -91,7 +101,8 @@ class Graphs:
     def execute(self, forward_batch: Any, select_index: Tensor) -> None:
         self.raw_bs = len(select_index)
         self.bs = min(size for size in SIZES if size >= self.raw_bs)
-        Graphs.hidden_BH[: self.raw_bs] = forward_batch.hidden_BH
+        self.buffers.hidden_states[: len(forward_batch.hidden_TH)] = forward_batch.hidden_TH
+        self.buffers.select_index[: self.raw_bs] = select_index
         self.replays[self.bs]()
 
 

@@ -82,3 +82,24 @@ def test_sampled_requests_among_greedy_ones(engine: Any, prompts: list[Ids], ora
     answers = engine.generate(input_ids=prompts[:16], sampling_params=sampling * 8)
     assert {len(answer["output_ids"]) for answer in answers} == {NEW_TOKENS}
     assert output_ids(answers[1::2]) == oracle.answers[1:16:2]
+
+
+@pytest.mark.parametrize("case", ["specformer", pytest.param("hydra_prefix_tree", marks=pytest.mark.slow)])
+def test_drawn_requests_join_those_that_rest(
+    case: str, request: pytest.FixtureRequest, prompts: list[Ids], tmp_path: Path
+) -> None:
+    """Of families that carry a hidden state and no drafts from step to step: what a rest stands in with is merged with
+    what a prefill hands on."""
+    name, shape = ENGINES[case]
+    file = write_policy(tmp_path / "policy.json", [0, STEPS], **ALWAYS)
+    options = {"draft_steps": STEPS, "speculative_adaptive_config": file, "enable_custom_logit_processor": True}
+    exact = {"speculative_use_rejection_sampling": True, "max_running_requests": 4}
+    with running_engine(folder_of(name, request), **options, **exact, **shape) as engine:
+        switch_at_random(engine)
+        lengths = [8 + 5 * (n % 5) for n in range(16)]  # so that the first are done while others are not
+        sampling = [{"temperature": n % 2, "max_new_tokens": m, "ignore_eos": True} for n, m in enumerate(lengths)]
+        answers = engine.generate(input_ids=prompts[:16], sampling_params=sampling)
+        assert [len(answer["output_ids"]) for answer in answers] == lengths
+        report = policy_report(engine)
+        assert report is not None
+        assert report["rested"] > 0

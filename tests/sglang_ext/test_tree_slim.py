@@ -48,6 +48,19 @@ def test_r_times_the_marginals_is_the_joint_distribution() -> None:
     torch.testing.assert_close(found_VV[seen_VV], joint_VV[seen_VV], rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("options", [{}, {"correlation": False}, {"unseen": "zero"}, {"strength": 0.4}], ids=str)
+def test_r_is_of_the_types_that_the_kernels_take(options: dict[str, Any]) -> None:
+    """Also where a model is being loaded in 16 bits, as SGLang sets torch's default for."""
+    tree, before = make_tree(**options), torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        pruner = tree.pruner(3, 4, 8, CPU)
+    finally:
+        torch.set_default_dtype(before)
+    for name, (tensor, shape, dtype) in pruner.correlations.layout().items():
+        assert (tensor.shape, tensor.dtype) == (shape, dtype), name
+
+
 def test_pairs_that_were_not_counted() -> None:
     unseen_VV = COUNTS_VV == 0
     assert (log_r(make_tree(unseen="one"))[unseen_VV] == 0).all()

@@ -21,8 +21,8 @@ class Correlations(NamedTuple):
 
     @classmethod
     def none(cls, vocab_size: int, device: torch.device) -> Correlations:
-        """r = 1 for every pair."""
-        empty, zeros_V = torch.zeros(0, device=device), torch.zeros(vocab_size, device=device)
+        """r = 1 for every pair. In float32, whatever torch's default is while a model is loaded."""
+        empty, zeros_V = (torch.zeros(n, dtype=torch.float32, device=device) for n in (0, vocab_size))
         return cls(empty.long(), empty, zeros_V, zeros_V)
 
     def to(self, device: torch.device) -> Correlations:

@@ -39,6 +39,7 @@ class HeadDraftWorker(Captured, EagleDraftWorker):
     """Draft worker for EAGLE-3 drafters."""
 
     speculative_num_draft_tokens: int
+    carries_drafts = True  # the first of a step comes from the step before
     resident = 0  # drafters that may stay beside the running one
     _residents: tuple[Resident, ...] = ()  # the last that ran comes last
     _left: GraphSet  # of the one before what was hosted last
@@ -290,8 +291,8 @@ class HeadDraftWorker(Captured, EagleDraftWorker):
         probs = torch.stack(distributions, dim=1) if distributions else None
         if self.topk == 1:
             B = len(tokens[0])
-            rows = (self._topk1_parents_prealloc, self._topk1_score_indices_prealloc)
-            return (*(row[:1].expand(B, -1).contiguous() for row in rows), torch.cat(tokens, dim=1), probs)
+            kept = (self._topk1_parents_prealloc, self._topk1_score_indices_prealloc)
+            return (*(_rows_of(rows, B) for rows in kept), torch.cat(tokens, dim=1), probs)
         if self._pruner is not None:
             return (*_expansion(scores, tokens, parents), None)
         return (*organize_draft_results(scores, tokens, parents, self.speculative_num_draft_tokens), probs)
@@ -299,6 +300,12 @@ class HeadDraftWorker(Captured, EagleDraftWorker):
 
 class StandaloneHeadDraftWorker(HeadDraftWorker, StandaloneDraftWorker):
     """For independent drafters. SGLang gives them nothing of the target, no hidden state between steps."""
+
+
+def _rows_of(rows: Tensor, B: int) -> Tensor:
+    """So many of equal rows: the first of them, which a graph then keeps (a captured copy would read them at each
+    replay, when a policy may have put others in their place), or more where there are not enough."""
+    return rows[:B] if len(rows) >= B else rows[:1].expand(B, -1).contiguous()
 
 
 def _expansion(scores: list[Tensor], tokens: list[Tensor], parents: list[Tensor]) -> Expansion:

@@ -34,11 +34,21 @@ class HeadExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
             self._captured[size] = request.best
 
     def execute(self, forward_batch: Any, select_index: Tensor) -> Any:
+        if len(select_index) not in self.capture_bs:
+            self._blank_padding(len(forward_batch.input_ids), len(select_index))
         output = super().execute(forward_batch, select_index)
         captured = self._captured.get(self.bs)
         # the next replay writes over it, while a step may still be to come that reads it
         self._answer = None if captured is None else Answer(*(x[: self.raw_bs].clone() for x in captured))
         return output
+
+    def _blank_padding(self, tokens: int, requests: int) -> None:
+        """SGLang leaves what a batch before had in the rows behind these. A head whose rows share what they choose
+        (DynaSpec's union) would let those requests choose, too."""
+        for static in (self.buffers.input_ids, self.buffers.hidden_states):
+            if static is not None:  # an independent drafter reads no hidden state
+                static[tokens:].zero_()
+        self.buffers.select_index[requests:] = tokens
 
     def take_answer(self) -> Answer | None:
         """The head's answer of the replay since the last call; None where nothing was replayed, or nothing asked."""

@@ -43,6 +43,7 @@ from sglang_ext.trees.static import StaticProposer, chain_paths
 class CarriedDrafting(Captured):
     """A draft worker whose drafts are made at the start of a step from the one vector that each request carries."""
 
+    carries_drafts = False
     info: CheckpointInfo
     origins: Mapping[str, str] = MappingProxyType({})  # of its tensors (`sglang_ext.drafters.checkpoint.origins`)
     drafter: LastHiddenDrafter
@@ -198,9 +199,10 @@ class CarriedDrafting(Captured):
         )
 
     def _carry(self, draft_input: EagleDraftInput, hidden_BH: Tensor) -> None:
-        """What goes to the next step. SGLang relays and merges the other two fields of every request."""
+        """What goes to the next step. SGLang relays and merges the other two fields of every request; a distribution
+        that it made of no logits is none."""
         B = len(hidden_BH)
-        draft_input.hidden_states = hidden_BH
+        draft_input.hidden_states, draft_input.draft_probs = hidden_BH, None
         draft_input.topk_p = torch.zeros(B, self.topk, device=self.device)
         draft_input.topk_index = torch.zeros(B, self.topk, dtype=torch.int64, device=self.device)
 

@@ -192,6 +192,8 @@ class FollowsPolicy(EAGLEWorkerV2):
     def _stub_skipped_draft_extend(self, batch: Any, batch_output: Any) -> None:
         """SGLang's, but with first drafts that may be verified: different ones, and a distribution that they follow."""
         super()._stub_skipped_draft_extend(batch, batch_output)
+        if not self.draft_worker.carries_drafts:
+            return
         draft_input, requests = batch_output.next_draft_input, len(batch.seq_lens)
         first = torch.arange(self.topk, device=self.device)
         draft_input.topk_index = first.expand(requests, -1).contiguous()
