@@ -14,7 +14,8 @@ from sglang_ext.adapter.workers.policy import check_follows, checked_table
 from sglang_ext.adapter.workers.timed import TimedEagleWorker, TimedStandaloneWorker
 
 OPTIONS = (
-    "enable_dp_attention", "enable_two_batch_overlap", "enable_pdmux", "enable_lora", "enable_multi_layer_eagle"
+    "enable_dp_attention", "enable_two_batch_overlap", "enable_pdmux", "enable_lora", "enable_mixed_chunk",
+    "enable_multi_layer_eagle",
 )  # fmt: skip
 
 

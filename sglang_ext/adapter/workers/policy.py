@@ -74,6 +74,7 @@ def checked_table(server_args: Any) -> PolicyTable:
         "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
         "--enable-pdmux": server_args.enable_pdmux,
         "--enable-lora": bool(server_args.enable_lora),
+        "--enable-mixed-chunk": server_args.enable_mixed_chunk,  # whose steps are prefills of some requests alone
         "--enable-multi-layer-eagle": server_args.enable_multi_layer_eagle,
     }
     for option, is_set in refused.items():
