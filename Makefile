@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 # each file is compiled once, not by every process that the tests start, also where the environment keeps Python from it
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install demo home-is-named drafters check smoke test test-full kernels-triton36 lint audit pins clean
+.PHONY: help install demo home-is-named drafters check smoke test test-full test-gpu kernels-triton36 lint audit pins clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make check   lint, and the tests that start neither SGLang nor Ray nor a server: four minutes, the inner loop"
 	@echo "make lint    ruff and mypy"
 	@echo "make smoke   check and one engine, for another Python: PYTHON=python3.12 VENV=.venv-3.12"
+	@echo "make test-gpu           the kernels' tests, compiled, on the GPU of this machine"
 	@echo "make kernels-triton36   the kernels under Triton 3.6: their tests, and what it compiles for an H100"
 	@echo "make audit   known vulnerabilities of what constraints.txt pins (asks PyPI)"
 	@echo "make pins    write constraints.txt from the installed environment"
@@ -60,6 +61,9 @@ smoke: check
 
 test-full: $(STAMP)
 	RAYSPEC_TESTS=full $(TESTS) --numprocesses 2
+
+test-gpu: $(STAMP)
+	RAYSPEC_TESTS=gpu $(TESTS) tests/kernels tests/sglang_ext/test_fused_heads.py tests/sglang_ext/test_side_stream.py
 
 # beside the pinned PyTorch, in a folder that comes before the environment's own Triton
 TRITON36 := build/triton-3.6

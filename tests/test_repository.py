@@ -1,6 +1,7 @@
 """Promises about the repository itself."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,15 @@ def test_kernels_folder_does_not_shadow_the_installed_package() -> None:
     assert ROOT / "kernels" not in installed.parents
     assert ours.is_relative_to(ROOT / "kernels")
     assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize(("asked", "seen"), [("", "''"), ("full", "''"), ("gpu", "'0'")])
+def test_tests_leave_a_card_alone_unless_they_are_of_it(asked: str, seen: str) -> None:
+    code = "import os, conftest; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+    settings = os.environ | {"RAYSPEC_TESTS": asked, "CUDA_VISIBLE_DEVICES": "0"}
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, cwd=ROOT / "tests", env=settings, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == seen
 
 
 def test_both_tritons_that_are_named_are_tried() -> None:

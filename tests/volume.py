@@ -1,5 +1,5 @@
 """How much the tests try: on every commit what shows a break (`make test`), by RAYSPEC_TESTS=full everything
-(`make test-full`).
+(`make test-full`). RAYSPEC_TESTS=gpu is of the card alone (conftest.py).
 
 What is tried with less is named where it is: `volume(all_of_it, enough_to_see_a_break)`.
 """
