@@ -137,8 +137,8 @@ def test_operator_and_dispatch(device: torch.device) -> None:
 
 
 def test_rows_of_x_may_lie_apart(device: torch.device) -> None:
-    """16 divides the width and not this stride, of which a kernel must not be told otherwise."""
-    x_TH, weight_VH = drawn(3, 16, dtype=torch.float32, device=device), drawn(9, 16, dtype=torch.float32, device=device)
+    """8 divides the width and not this stride, of which the kernel must not be told otherwise."""
+    x_TH, weight_VH = drawn(3, 24, dtype=torch.float32, device=device), drawn(9, 24, dtype=torch.float32, device=device)
     ids_Tn = chosen(3, 5, 9, device)
-    apart_Tn = gather_dot_kernel(with_row_stride(x_TH, 21), weight_VH, ids_Tn)
+    apart_Tn = gather_dot_kernel(with_row_stride(x_TH, 29), weight_VH, ids_Tn)
     assert torch.equal(apart_Tn, gather_dot_kernel(x_TH, weight_VH, ids_Tn))

@@ -104,11 +104,12 @@ def test_one_matrix_in_fewer_bits(
 
 
 def test_embeddings_and_features_lie_apart_differently(device: torch.device) -> None:
-    router = random_router(32, 16, 9, torch.float32, device)
-    embed_BH = drawn(3, 32, dtype=torch.float32, device=device)
-    feature_BH = drawn(3, 32, dtype=torch.float32, device=device, seed=1)
+    """8 divides the width and not all strides, of which the kernel must not be told otherwise."""
+    router = random_router(40, 16, 9, torch.float32, device)
+    embed_BH = drawn(3, 40, dtype=torch.float32, device=device)
+    feature_BH = drawn(3, 40, dtype=torch.float32, device=device, seed=1)
     expected_BM = router_scores_kernel(embed_BH, feature_BH, router, EPS)
-    for strides in ((32, 37), (37, 32)):
+    for strides in ((40, 45), (45, 40)):
         apart = (with_row_stride(x, stride) for x, stride in zip((embed_BH, feature_BH), strides, strict=True))
         assert torch.equal(router_scores_kernel(*apart, router, EPS), expected_BM)
 
