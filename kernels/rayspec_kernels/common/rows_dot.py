@@ -217,8 +217,8 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, exactly: int | None
     Tall tiles reread x less often; short ones keep every multiprocessor busy. Bytes in flight decide the bandwidth:
     4.3 TB/s and some 800 ns of latency need about 26 KiB a multiprocessor, and twice that is on the safe side. These
     sizes follow from that arithmetic and from the compiler's report alone (registers, no spills; 99 KiB of shared
-    memory at most but on Hopper, whose wgmma takes a stage more): an H200 has timed the kernels with them, and with no
-    others, in bfloat16 and with groups of 64.
+    memory where a program gets no more): an H200 has timed the kernels with them, and with no others, in bfloat16 and
+    with groups of 64.
     """
     is_plain, is_float32 = operand.format == "plain", x_BH.dtype == torch.float32
     # in float32 there are no tensor cores, and operands live in registers, too
