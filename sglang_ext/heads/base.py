@@ -258,7 +258,11 @@ class DraftHead(nn.Module, ABC):
             self._packed[weight, rows] = PackedLinear(matrix[:rows])
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
-        """Raise ValueError where the loaded tensors contradict each other or leave a stop token out of reach."""
+        """Raise ValueError where the loaded tensors contradict each other, leave a stop token out of reach or cannot be
+        served on their device."""
+        for part in self.modules():
+            if isinstance(part, QuantizedMatrix):
+                part.check_device()
 
     def take_maps(self, maps: Mapping[str, Tensor]) -> None:
         """Set the `maps`, by their names, of a head without its weights. Raises ValueError where they do not fit."""

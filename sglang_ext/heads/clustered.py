@@ -137,6 +137,7 @@ class ClusteredHead(DraftHead):
         self._members_MC = torch.where(place_C < routed[:, None], order_V[index_MC], -1)
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
+        super().check(stop_ids)
         loose = sorted(set(stop_ids) - set(self._pinned_P.tolist()))
         if loose:
             raise ValueError(

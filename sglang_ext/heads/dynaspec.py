@@ -93,7 +93,7 @@ class DynaSpecHead(ClusteredHead):
                 self.stored("router_in"), self.router_in_bias, self.stored("router_out"), self.router_out_bias
             )
             return router_scores(token_embed_TH.to(dtype), feature_TH.to(dtype), router, _EPS)
-        x_T2H = torch.cat([F.rms_norm(token_embed_TH, (H,)), F.rms_norm(feature_TH, (H,))], dim=-1)
+        x_T2H = torch.cat([F.rms_norm(t, (H,), eps=_EPS) for t in (token_embed_TH, feature_TH)], dim=-1)
         hidden_TR = F.relu(self.project(x_T2H.to(dtype), "router_in") + self.router_in_bias)
         return self.project(hidden_TR, "router_out") + self.router_out_bias
 

@@ -7,6 +7,7 @@ through the rounding with gradients that ignore it (straight-through).
 import torch
 from torch import Tensor, nn
 
+from rayspec_kernels.common.dispatch import least_capability
 from rayspec_kernels.common.quantized import (
     GROUP_SIZES,
     Quantized,
@@ -49,6 +50,18 @@ class QuantizedMatrix(nn.Module):
     def rows(self, ids_n: Tensor) -> Tensor:
         """float32 [n, K]."""
         return dequantize_reference(self.quantized().rows(ids_n))
+
+    def check_device(self) -> None:
+        """Raise ValueError for fp8 on a GPU that has no kernel for it: each call would make numbers of all values."""
+        if not self.values.is_cuda or self.values.dtype != torch.float8_e4m3fn:
+            return
+        here, least = torch.cuda.get_device_capability(self.values.device), least_capability(self.values)
+        if here < least:
+            needed, found = (".".join(map(str, version)) for version in (least, here))
+            raise ValueError(
+                f"draft_head.weight_format fp8 needs a GPU of compute capability {needed} or more, and this one has "
+                f"{found}; make the head again in int8, int4 or 16 bits (null)"
+            )
 
     @property
     def row_bytes(self) -> int:

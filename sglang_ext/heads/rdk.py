@@ -184,6 +184,7 @@ class RdkHead(DraftHead):
         self.base.quantize(is_loaded)
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
+        super().check(stop_ids)
         V = self.vocab_size
         wrong = self.neighbour_ids[(self.neighbour_ids < 0) | (self.neighbour_ids >= V)]
         if len(wrong):

@@ -99,6 +99,7 @@ class TruncatedHead(DraftHead):
         return head
 
     def check(self, stop_ids: Iterable[int] = ()) -> None:
+        super().check(stop_ids)
         V = self.vocab_size
         distinct, counts = self.ids.unique(return_counts=True)
         wrong = distinct[(distinct < 0) | (distinct >= V) | (counts > 1)]

@@ -1,9 +1,11 @@
-"""Compile every kernel for an H100 or H200 on a machine without a GPU, and print what the assembler says of each.
+"""Compile every kernel for an H100 or H200 (or for the compute capability that is named: 89 is 8.9) on a machine
+without a GPU, and print what compiler and assembler say of each.
 
 The interpreter finds wrong results; this finds what only the compiler refuses, and registers that spill. The host code
-runs as it is: only the last step, the launch, is left out. One line a kernel: {name, format, registers, spilled, wgmma,
-conversions}; format is that of the weights, wgmma "none" or where its left operand comes from, "shared" or "registers",
-and conversions how many instructions of the loops turn integers into numbers (counted for int4 alone).
+runs as it is: only the last step, the launch, is left out. One line a kernel: {name, format, registers, spilled,
+shared, copies, wgmma, conversions}; format is that of the weights, shared how many bytes of shared memory it takes,
+copies how many instructions copy into it ahead, wgmma "none" or where its left operand comes from, "shared" or
+"registers", and conversions how many instructions of the loops turn integers into numbers (counted for int4 alone).
 """
 
 import json
@@ -24,7 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from rayspec_kernels.common.best import MAX_K
 from rayspec_kernels.common.logits_topk import logits_topk
-from rayspec_kernels.common.quantized import Quantized
+from rayspec_kernels.common.quantized import GROUP_SIZES, Quantized
 from rayspec_kernels.gather_dot.kernel import gather_dot_kernel
 from rayspec_kernels.grouped_rmsnorm.kernel import grouped_rmsnorm_backward_kernel, grouped_rmsnorm_kernel
 from rayspec_kernels.head_topk.kernel import head_topk_kernel
@@ -43,13 +45,15 @@ from rayspec_kernels.tree_prune.reference import Expansion
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 BRANCH = re.compile(r"\bBRA\b.*0x([0-9a-f]+)")
 V, H, R, M = 128256, 4096, 512, 512
+MOST_PROGRAMS = 65_535  # along the second and third axis of a launch
 
 
 class NoDevice(CudaDriver):  # type: ignore[misc]
-    def __init__(self) -> None: ...
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -70,21 +74,34 @@ def launch_everything() -> None:
         slim_head_kernel(empty(batch, H), empty(R, H), empty(V, R), 8)
         head_topk_kernel(empty(batch, H), int4, 8)
     logits_topk(empty(4, V, dtype=torch.float32), 8)
+    for group in GROUP_SIZES:
+        for batch in (1, 64):
+            head_topk_kernel(empty(batch, H), Quantized(int4.values, empty(V, H // group, 2)), 8)
     head_topk_kernel(empty(1, H), int8, 8)
+    for rank in (360, 180):  # of gpt-oss-20b's low-rank heads: 8 and 4 divide them
+        head_topk_kernel(empty(1, rank), empty(V, rank), 8)
+        head_topk_kernel(empty(1, rank), Quantized(empty(V, rank, dtype=torch.int8), empty(V)), 8)
+    head_topk_kernel(empty(64, H, dtype=torch.float16), empty(V, H, dtype=torch.float16), 8)
+    wide_BH = empty(64, H, dtype=torch.float32)
+    for weight in (empty(V, H, dtype=torch.float32), int8, fp8):
+        head_topk_kernel(wide_BH, weight, 8)
     head_topk_kernel(empty(16, H), empty(V, H), MAX_K)
     head_topk_kernel(empty(1, H), empty(V, H), 1)
     for batch in (1, 64):
         head_topk_kernel(empty(batch, H), fp8, 1)
     ids_V, ranges_t2 = empty(V, dtype=torch.int32), empty(400, 2, dtype=torch.int32)
     indexed_head_kernel(empty(4, H), empty(V, H), ids_V, 8, Tiles(ranges_t2, 128))
+    indexed_head_kernel(empty(4, H), int4, ids_V, 8, Tiles(ranges_t2, 256))
     for weight in (empty(V, H), int8, fp8, int4):
         gather_dot_kernel(empty(2, H), weight, empty(2, 2048, dtype=torch.int64))
+    gather_dot_kernel(empty(70_000, 72), empty(V, 72), empty(70_000, 8, dtype=torch.int64))
     for weight in (
         Quantized(empty(V, R, dtype=torch.int8), empty(V)),
         Quantized(empty(V, R // 2, dtype=torch.uint8), empty(V, R // 64, 2)),
     ):
         linear_kernel(empty(1, R), weight)
         linear_kernel(empty(64, R), weight)
+    linear_kernel(empty(1, 360), empty(R, 360))
     for weight in (empty(R, H), Quantized(empty(R, H // 2, dtype=torch.uint8), empty(R, H // 64, 2))):
         for batch in (1, 4, 64):
             linear_kernel(empty(batch, H), weight)
@@ -159,9 +176,9 @@ def left_operand(ptx: str) -> str:
     return "registers" if "{" in lefts else "shared" if lefts else "none"
 
 
-def main() -> None:
+def main(capability: int = 90) -> None:
     assert os.environ.get("TRITON_INTERPRET", "0") != "1", "the interpreter compiles nothing"
-    driver.set_active(NoDevice())
+    driver.set_active(NoDevice(capability))
     for module in list(sys.modules.values()):
         if hasattr(module, "multiprocessors"):  # each that imported it
             module.multiprocessors = lambda device: 132
@@ -169,6 +186,7 @@ def main() -> None:
     run = JITFunction.run
 
     def without_launch(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        assert max(grid[1:], default=1) <= MOST_PROGRAMS, (self.fn.__name__, grid)
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         compiled[kernel.hash] = (self.fn.__name__, options.get("FORMAT"), kernel)
         return kernel
@@ -182,6 +200,8 @@ def main() -> None:
             "format": form,
             "registers": registers,
             "spilled": spilled,
+            "shared": kernel.metadata.shared,
+            "copies": kernel.asm["ptx"].count("cp.async.c"),
             "wgmma": left_operand(kernel.asm["ptx"]),
             "conversions": conversions(disassembled(kernel.asm["cubin"])[1]) if form == "int4" else None,
         }
@@ -189,4 +209,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -134,3 +134,11 @@ def test_operator_and_dispatch(device: torch.device) -> None:
     torch.library.opcheck(_gather_dot, (x_TH, weight_VH, None, ids_Tn))
     exact = gather_dot_reference(x_TH.double(), weight_VH.double(), ids_Tn)
     assert_close(gather_dot(x_TH, weight_VH, ids_Tn), exact, ROUNDED[torch.float32])
+
+
+def test_rows_of_x_may_lie_apart(device: torch.device) -> None:
+    """8 divides the width and not this stride, of which the kernel must not be told otherwise."""
+    x_TH, weight_VH = drawn(3, 24, dtype=torch.float32, device=device), drawn(9, 24, dtype=torch.float32, device=device)
+    ids_Tn = chosen(3, 5, 9, device)
+    apart_Tn = gather_dot_kernel(with_row_stride(x_TH, 29), weight_VH, ids_Tn)
+    assert torch.equal(apart_Tn, gather_dot_kernel(x_TH, weight_VH, ids_Tn))

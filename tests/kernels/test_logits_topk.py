@@ -25,3 +25,9 @@ def test_rows_may_lie_apart_and_ties_go_to_the_lowest_id(device: torch.device) -
 def test_k_out_of_range_is_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match=r"k must be in 1\.\.9 .*got 10"):
         logits_topk(torch.zeros(1, 9, device=device), 10)
+
+
+def test_layouts_that_it_would_misread_are_refused(device: torch.device) -> None:
+    for logits in (torch.arange(6.0, device=device).view(3, 2).T, torch.zeros(9, device=device)):
+        with pytest.raises(ValueError, match="logits must have two dimensions, rows and contiguous columns"):
+            logits_topk(logits, 1)

@@ -6,16 +6,20 @@ import pytest
 import torch
 from matrices import with_row_stride
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from volume import volume
 
 from rayspec_kernels.common.closeness import ROUNDED, assert_close, drawn
+from rayspec_kernels.common.dispatch import uses_kernel
 from rayspec_kernels.common.quantized import (
     FORMATS,
+    GROUP_SIZES,
     Quantized,
     dequantize_reference,
     quantize_reference,
     unpack_int4,
 )
+from rayspec_kernels.common.rows_dot import Operand
 from rayspec_kernels.quantized_linear import _quantized_linear, quantized_linear
 from rayspec_kernels.quantized_linear import kernel as module
 from rayspec_kernels.quantized_linear.host import QuantizedLinear
@@ -167,6 +171,37 @@ def test_a_width_in_parts(weight_format: str, parts: int, device: torch.device) 
     assert torch.equal(y_BN, tiled_kernel(x_BH, weight, parts)), "sums of another order"
 
 
+@pytest.mark.parametrize("group", GROUP_SIZES)
+def test_parts_begin_with_a_group(group: int, device: torch.device) -> None:
+    """Turns of the loop are narrower than the largest groups: three of them would be a part that begins in one."""
+    x_BH = drawn(3, 768, dtype=torch.bfloat16, device=device)
+    weight_NH = drawn(20, 768, dtype=torch.float32, device=torch.device("cpu"), seed=1)
+    weight = Quantized(*(t.to(device) for t in quantize_reference(weight_NH, "int4", group)))
+    exact = x_BH.double() @ dequantize_reference(weight).double().T
+    for parts in (1, 5):
+        assert_close(tiled_kernel(x_BH, weight, parts), exact, ROUNDED[torch.bfloat16])
+
+
+@pytest.mark.parametrize(
+    ("width", "stride_x", "stride_w", "divisor"),
+    [(64, 64, 64, 16), (72, 72, 72, 8), (72, 72, 74, 2), (72, 73, 72, 1), (90, 96, 96, 2)],
+    ids=["all", "width", "matrix", "activations", "only_the_width"],
+)
+def test_what_divides_width_and_strides(
+    width: int, stride_x: int, stride_w: int, divisor: int, device: torch.device
+) -> None:
+    """Kernels are told, and take their word for it."""
+    x_BH, weight_NH = (
+        drawn(3, width, dtype=torch.float32, device=device),
+        drawn(21, width, dtype=torch.float32, device=device, seed=1),
+    )
+    exact = x_BH.double() @ weight_NH.double().T
+    x_BH, weight_NH = with_row_stride(x_BH, stride_x), with_row_stride(weight_NH, stride_w)
+    assert Operand.of(weight_NH, x_BH).alignment(x_BH) == divisor
+    for y_BN in (tiled_kernel(x_BH, weight_NH), gemv_kernel(x_BH, weight_NH, 2)):
+        assert_close(y_BN, exact, ROUNDED[torch.float32])
+
+
 @pytest.mark.parametrize(
     ("B", "N", "expected"), [(1, 512, "gemv_kernel"), (5, 512, "tiled_kernel"), (1, 4096, "tiled_kernel")]
 )
@@ -209,3 +244,16 @@ def test_operator_and_dispatch(weight_format: str, device: torch.device) -> None
         torch.library.opcheck(_quantized_linear, (x_BH, *weight))
     exact = x_BH.double() @ dequantize_reference(weight).double().T
     assert_close(quantized_linear(x_BH, weight), exact, ROUNDED[torch.float32])
+
+
+@pytest.mark.parametrize(
+    ("capability", "formats"), [((7, 5), set()), ((8, 0), {"int8", "int4"}), ((8, 9), set(FORMATS))]
+)
+def test_a_gpu_has_kernels_for_the_formats_that_it_knows(
+    capability: tuple[int, int], formats: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    dtypes = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
+    with FakeTensorMode(), torch.device("cuda"):
+        x_BH = torch.empty(2, 32, dtype=torch.bfloat16)
+        assert {name for name in FORMATS if uses_kernel(x_BH, torch.empty(9, 32, dtype=dtypes[name]))} == formats

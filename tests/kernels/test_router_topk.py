@@ -103,6 +103,17 @@ def test_one_matrix_in_fewer_bits(
     assert_close(router_scores_kernel(x_BH, x_BH, router, EPS), exact_BM, ROUNDED[dtype])
 
 
+def test_embeddings_and_features_lie_apart_differently(device: torch.device) -> None:
+    """8 divides the width and not all strides, of which the kernel must not be told otherwise."""
+    router = random_router(40, 16, 9, torch.float32, device)
+    embed_BH = drawn(3, 40, dtype=torch.float32, device=device)
+    feature_BH = drawn(3, 40, dtype=torch.float32, device=device, seed=1)
+    expected_BM = router_scores_kernel(embed_BH, feature_BH, router, EPS)
+    for strides in ((40, 45), (45, 40)):
+        apart = (with_row_stride(x, stride) for x, stride in zip((embed_BH, feature_BH), strides, strict=True))
+        assert torch.equal(router_scores_kernel(*apart, router, EPS), expected_BM)
+
+
 def test_groups_that_span_both_halves(device: torch.device) -> None:
     """Columns 64..127 share a scale and belong to both inputs: not the kernel's, and still answered."""
     router = quantized_router(96, 64, 9, "int4", torch.float32, device, group=64)

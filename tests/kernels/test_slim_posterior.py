@@ -304,3 +304,12 @@ def test_operator_and_dispatch(device: torch.device) -> None:
     for count in (6, 65):  # the second is more than the kernel takes
         out = slim_posterior(root_B, ids_BDk, log_p_BDk, correlations, 0.1, count, 14)
         assert_equal(out, slim_posterior_reference(root_B, ids_BDk, log_p_BDk, correlations, 0.1, count, 14))
+
+
+def test_inputs_may_lie_apart(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As columns of what a graph wrote; the kernel is asked also where there is no GPU."""
+    monkeypatch.setattr("rayspec_kernels.slim_posterior.uses_kernel", lambda *tensors: True)
+    *tensors, correlations = inputs(2, 3, 4, 9, device)
+    apart = (t.repeat_interleave(2, dim=-1)[..., ::2] for t in tensors)
+    expected = slim_posterior_reference(*tensors, correlations, 0.1, 6, 14)
+    assert_equal(slim_posterior(*apart, correlations, 0.1, 6, 14), expected)

@@ -169,6 +169,15 @@ def test_operator_and_dispatch(device: torch.device) -> None:
     assert_same(tree_prune(root_B, strided, correlations, *arguments), tree_prune_reference(*inputs, *arguments))
 
 
+def test_roots_may_lie_apart(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one column of what a graph wrote; the kernel is asked also where there is no GPU."""
+    monkeypatch.setattr("rayspec_kernels.tree_prune.uses_kernel", lambda *tensors: True)
+    root_B, expansion, correlations = drawn_expansion(2, 3, 3, device)
+    apart_B = root_B.repeat_interleave(2)[::2]
+    expected = tree_prune_reference(root_B, expansion, correlations, 0.5, 3, 3, 6, 9)
+    assert_same(tree_prune(apart_B, expansion, correlations, 0.5, 3, 3, 6, 9), expected)
+
+
 def test_kernel_refuses_sizes_and_layouts(device: torch.device) -> None:
     root_B, expansion, correlations = drawn_expansion(2, 3, 3, device)
     with pytest.raises(ValueError, match="4 steps of top-k 3 have 30 candidates, got 21"):

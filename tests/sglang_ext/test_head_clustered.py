@@ -23,9 +23,10 @@ from head_cases import (
 )
 from torch import Tensor
 
+from rayspec_kernels.router_topk.reference import Router, router_scores_reference
 from sglang_ext.heads import DraftHead, build_head, head_from_target, parse_head
 from sglang_ext.heads.base import NO_TOKEN
-from sglang_ext.heads.dynaspec import DynaSpecConfig
+from sglang_ext.heads.dynaspec import _EPS, DynaSpecConfig
 
 T = 7
 UNION = {"dynaspec": SPECS["dynaspec_union"], "coral": SPECS["coral_union"]}
@@ -66,6 +67,15 @@ def untie(head: DraftHead) -> DraftHead:
             if hasattr(head, name):
                 getattr(head, name).copy_(seeded(len(getattr(head, name)), seed=20 + seed))
     return head.double()
+
+
+@torch.no_grad()
+def test_tiny_inputs_of_a_router_are_normed_as_in_its_kernel() -> None:
+    """The mean square is 8 times what is added to it, which torch would choose by type."""
+    head, drawn = untie(make_head(OWN["dynaspec"])), Rows.draw(T).to(torch.float64)
+    router = Router(head.router_in, head.router_in_bias, head.router_out, head.router_out_bias)
+    tiny = (drawn.embed_TH * 1e-3, drawn.feature_TH * 1e-3)
+    torch.testing.assert_close(head.route(*tiny, 0), router_scores_reference(*tiny, router, _EPS))
 
 
 def test_clusters_partition_the_vocabulary(kind: str) -> None:
@@ -289,7 +299,7 @@ def test_router_of_dynaspec_sees_what_enters_the_layer_at_unit_size() -> None:
     scores_TM = drawn.routed(head, 0)
     assert scores_TM is not None
     torch.testing.assert_close(scores_TM, router_scores(head, drawn))
-    scaled = Rows(drawn.hidden_TH, 0.01 * drawn.embed_TH, 300 * drawn.feature_TH)
+    scaled = Rows(drawn.hidden_TH, 3 * drawn.embed_TH, 300 * drawn.feature_TH)
     torch.testing.assert_close(scaled.routed(head, 0), scores_TM, rtol=1e-6, atol=1e-6)
     other = Rows(-drawn.hidden_TH, drawn.embed_TH, drawn.feature_TH)
     assert torch.equal(other.routed(head, 0), scores_TM)  # known before the layer has run

@@ -7,6 +7,7 @@ import pytest
 import torch
 from head_cases import toy_body, toy_target
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayspec_kernels.common.quantized import FORMATS
 from sglang_ext.drafters.checkpoint import check_files, load_drafter, save_drafter
@@ -111,3 +112,19 @@ def test_unloaded_is_loud() -> None:
 def test_bad_formats(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_head(parse_head({"kind": "full"} | options), hidden_size=H, vocab_size=V)
+
+
+@pytest.mark.parametrize("kind", [{"kind": "full"}, {"kind": "slimspec", "rank": 32}], ids=["full", "slimspec"])
+def test_fp8_is_refused_by_a_gpu_that_does_not_know_it(kind: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call there would make numbers of the whole matrix. Training on such a GPU does not ask."""
+
+    def check(weight_format: str, device: str, capability: tuple[int, int]) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        with FakeTensorMode(), torch.device(device):
+            build_head(parse_head(kind | {"weight_format": weight_format}), hidden_size=H, vocab_size=V).check()
+
+    for fits in (("fp8", "cuda", (8, 9)), ("int8", "cuda", (8, 0)), ("int4", "cuda", (8, 0)), ("fp8", "cpu", (8, 0))):
+        check(*fits)
+    message = r"weight_format fp8 needs a GPU of compute capability 8\.9 or more, and this one has 8\.0; .* int8, int4"
+    with pytest.raises(ValueError, match=message):
+        check("fp8", "cuda", (8, 0))

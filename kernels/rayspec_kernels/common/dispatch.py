@@ -22,8 +22,12 @@ def uses_kernel(*tensors: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
-    has_fp8 = any(t.dtype == torch.float8_e4m3fn for t in tensors)
-    return torch.cuda.get_device_capability(x.device) >= ((8, 9) if has_fp8 else (8, 0))
+    return torch.cuda.get_device_capability(x.device) >= max(least_capability(t) for t in tensors)
+
+
+def least_capability(weight: Tensor) -> tuple[int, int]:
+    """Of a CUDA device whose tensor cores know the numbers of a weight, or those that they become."""
+    return (8, 9) if weight.dtype == torch.float8_e4m3fn else (8, 0)
 
 
 def parts(weight: Tensor | Quantized) -> tuple[Tensor, Tensor | None]:

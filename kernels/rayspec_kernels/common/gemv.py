@@ -9,7 +9,7 @@ N = rows, H = width, G = groups of int4, P = pairs of columns of int4.
 import triton
 import triton.language as tl
 
-from rayspec_kernels.common.rows_dot import scale_and_offset
+from rayspec_kernels.common.rows_dot import aligned, scale_and_offset
 
 _ELEMENTS = {"plain": 4096, "int8": 8192, "fp8": 8192, "int4": 16384}  # at a time: 8 KiB of bfloat16 or fewer bits
 
@@ -20,9 +20,12 @@ def columns_at_a_time(weight_format: str, rows: int, width: int) -> int:
 
 
 @triton.jit
-def gemv(x_row_ptr, weight_ptr, scale_ptr, row_N, is_row_N, H, stride_w, stride_s, FORMAT: tl.constexpr,
-         GROUP: tl.constexpr, EVEN_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
-    """weight[row] . x as float32 [N]; 0 where the row is none. `row_N` is int64: row * stride passes 2^31."""
+def gemv(x_row_ptr, weight_ptr, scale_ptr, row_N, is_row_N, H, stride_w, stride_s,
+         FORMAT: tl.constexpr, GROUP: tl.constexpr, ALIGN: tl.constexpr, EVEN_H: tl.constexpr,
+         BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
+    """weight[row] . x as float32 [N]; 0 where the row is none. `row_N` is int64: row * stride passes 2^31. ALIGN
+    divides H and the stride."""
+    H, stride_w = aligned(H, ALIGN), aligned(stride_w, ALIGN)
     weight_rows_ptr, scale_rows_ptr = weight_ptr + row_N * stride_w, scale_ptr + row_N * stride_s
     h_H = tl.arange(0, BLOCK_H)
     # pipelining is asked for, since the compiler does it only for dots by itself

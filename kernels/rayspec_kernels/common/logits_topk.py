@@ -29,7 +29,13 @@ def _logits_kernel(logits_ptr, keys_ptr, norms_ptr, V, num_tiles, stride,
 
 
 def logits_topk(logits_BV: Tensor, k: int) -> Best:
-    """Ties: the lowest id; NaN counts as the largest. Raises ValueError for k outside of 1..16."""
+    """Ties: the lowest id; NaN counts as the largest. Raises ValueError for k outside of 1..16 and for columns that
+    are not contiguous."""
+    if logits_BV.dim() != 2 or logits_BV.stride(1) != 1:
+        raise ValueError(
+            "logits must have two dimensions, rows and contiguous columns, got shape "
+            f"{tuple(logits_BV.shape)} with strides {logits_BV.stride()}; call .contiguous() on them"
+        )
     B, V = logits_BV.shape
     if not 1 <= k <= min(MAX_K, V):
         raise ValueError(f"k must be in 1..{min(MAX_K, V)} ({V} logits, {MAX_K} at most), got {k}")

@@ -9,6 +9,7 @@ never to single weights.
 B = activations, N = rows of the tile, H = width, g = columns that share a scale.
 """
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -80,10 +81,19 @@ def scale_and_offset(pair, above):
 
 
 @triton.jit
+def aligned(number, ALIGN: tl.constexpr):
+    """The number, of which the compiler then knows that ALIGN divides it; by itself it asks of 16 alone. Only what
+    lies at multiples of 4 bytes is copied ahead; other loads wait in registers and spill them."""
+    return number if ALIGN == 16 else number // ALIGN * ALIGN
+
+
+@triton.jit
 def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w, stride_s,
-             FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+             FORMAT: tl.constexpr, GROUP: tl.constexpr, ALIGN: tl.constexpr, EVEN_H: tl.constexpr,
              BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """weight[row] . x[b] as float32 [N, B]; 0 where the row is not valid. Rows of both are contiguous."""
+    """weight[row] . x[b] as float32 [N, B]; 0 where the row is not valid. Rows of both are contiguous. ALIGN divides H
+    and the strides of both."""
+    H, stride_x, stride_w = aligned(H, ALIGN), aligned(stride_x, ALIGN), aligned(stride_w, ALIGN)
     x_rows_ptr = x_ptr + b_B.to(tl.int64)[:, None] * stride_x
     weight_rows_ptr = weight_ptr + row_N.to(tl.int64)[:, None] * stride_w  # row * stride passes 2^31
     h_H = tl.arange(0, BLOCK_H)
@@ -93,7 +103,7 @@ def rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, 
         word_rows_ptr = weight_rows_ptr.to(tl.pointer_type(tl.int32))  # eight columns each; groups divide by 32
         word_W = tl.arange(0, BLOCK_H // 8)
         scale_rows_ptr = scale_ptr + row_N.to(tl.int64) * stride_s
-        for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):  # one group a turn
+        for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):  # one group a turn, or a part of it
             x_BH = tl.load(x_rows_ptr + h + h_H[None, :], mask=is_row_B[:, None], other=0.0)
             eight_NW = tl.load(word_rows_ptr + h // 8 + word_W[None, :], mask=is_valid_N[:, None], other=0)
             pair_N = tl.load(scale_rows_ptr + h // GROUP, mask=is_valid_N, other=0)
@@ -128,6 +138,10 @@ class Operand(NamedTuple):
     format: str  # plain, int8, fp8, int4
     group: int
     width: int
+
+    def alignment(self, *inputs: Tensor) -> int:
+        """The largest power of two up to 16 that divides the width and the strides of the matrix and its inputs."""
+        return math.gcd(16, self.width, self.values.stride(0), *(x.stride(0) for x in inputs))
 
     @classmethod
     def of(cls, weight: Tensor | Quantized, x_BH: Tensor) -> "Operand":
@@ -193,6 +207,8 @@ _TALLEST = 128
 _STAGE_BYTES = 36 * 1024
 _SYNCHRONOUS = 32  # rows of x up to which a product with x on the left is mma.sync: weights in fewer bits need that
 _SHARED_BYTES = 110 * 1024  # two programs fit into the 228 KiB of a Hopper multiprocessor
+# of numbers made in a turn, in a row: twice as many spill, or ask for more shared memory than small GPUs have
+_WIDEST_BYTES = 128
 
 
 def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, exactly: int | None = None) -> Tiling:
@@ -200,10 +216,13 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, exactly: int | None
 
     Tall tiles reread x less often; short ones keep every multiprocessor busy. Bytes in flight decide the bandwidth:
     4.3 TB/s and some 800 ns of latency need about 26 KiB a multiprocessor, and twice that is on the safe side. These
-    sizes follow from that arithmetic and from the compiler's report (registers, no spills) alone: an H200 has timed
-    the kernels with them, and with no others.
+    sizes follow from that arithmetic and from the compiler's report alone (registers, no spills; 99 KiB of shared
+    memory where a program gets no more): an H200 has timed the kernels with them, and with no others, in bfloat16 and
+    with groups of 64.
     """
-    most = 64 if operand.format == "plain" else _SYNCHRONOUS
+    is_plain, is_float32 = operand.format == "plain", x_BH.dtype == torch.float32
+    # in float32 there are no tensor cores, and operands live in registers, too
+    most = (64 if is_plain else _SYNCHRONOUS) // (2 if is_float32 else 1)
     batch = min(most, max(16, triton.next_power_of_2(x_BH.shape[0])))
     tile = exactly or _TALLEST
     while exactly is None and tile > 16 and triton.cdiv(rows, tile) < 3 * multiprocessors(x_BH.device) // 2:
@@ -216,9 +235,13 @@ def choose_tiling(operand: Operand, x_BH: Tensor, rows: int, exactly: int | None
         width = min(256, max(16, triton.next_power_of_2(operand.width)))
         while width > 16 and width * column_bytes > _STAGE_BYTES:
             width //= 2
+    shared_bytes = _SHARED_BYTES
+    if operand.format == "int4" or (is_float32 and not is_plain):  # numbers made of bits pass through shared memory
+        width = min(width, _WIDEST_BYTES // x_BH.element_size())
+        shared_bytes -= tile * width * x_BH.element_size()
     # sums and keys of a tile live in registers, and int4 needs a second set of sums
-    warps = 8 if tile * batch > (64 * 64 if operand.format == "int4" else 128 * 64) else 4
-    return Tiling(tile, batch, width, warps, min(8, max(2, _SHARED_BYTES // (width * column_bytes))))
+    warps = 8 if tile > _TALLEST or tile * batch > (64 * 64 if operand.format == "int4" else 128 * 64) else 4
+    return Tiling(tile, batch, width, warps, min(8, max(2, shared_bytes // (width * column_bytes))))
 
 
 @cache

@@ -19,8 +19,8 @@ from rayspec_kernels.common.topk import best_buffers, merge_best, store_empty_ti
 @triton.jit(do_not_specialize=["B", "N", "L", "num_tiles"])
 def _tile_each_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr, norms_ptr,
                       B, N, L, H, num_tiles, stride_x, stride_w, stride_s,
-                      K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
-                      IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, BLOCK_N: tl.constexpr,
+                      K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, ALIGN: tl.constexpr,
+                      EVEN_H: tl.constexpr, IS_GATHERED: tl.constexpr, HAS_TILES: tl.constexpr, BLOCK_N: tl.constexpr,
                       BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     tile = tl.program_id(1)  # the batch runs fastest, so that its programs share a tile of the matrix in L2
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -37,7 +37,7 @@ def _tile_each_kernel(x_ptr, weight_ptr, scale_ptr, id_ptr, tiles_ptr, keys_ptr,
         row_N = tl.load(id_ptr + row_N, mask=is_valid_N, other=-1).to(tl.int32)
         is_valid_N = (row_N >= 0) & (row_N < N)  # the list may end in padding
     score_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, is_row_B, row_N, is_valid_N, H, stride_x, stride_w, stride_s,
-                        FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H, STAGES)  # fmt: skip
+                        FORMAT, GROUP, ALIGN, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H, STAGES)  # fmt: skip
     store_tile(score_NB, is_valid_N, first, b_B, is_row_B, tile, num_tiles, keys_ptr, norms_ptr, K, BLOCK_N)
 
 
@@ -79,8 +79,8 @@ def score_tiles(
         operand.values if tiles_t2 is None else tiles_t2, keys_BKn, norms_B2n,
         B, len(operand.values), listed, H, num_tiles, x_BH.stride(0), operand.values.stride(0),
         operand.scales.stride(0),
-        K=k, FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
-        IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None,
+        K=k, FORMAT=operand.format, GROUP=operand.group, ALIGN=operand.alignment(x_BH),
+        EVEN_H=H % tiling.width == 0, IS_GATHERED=is_gathered, HAS_TILES=tiles_t2 is not None,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
         STAGES=tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip

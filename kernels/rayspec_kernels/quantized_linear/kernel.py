@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.gemv import columns_at_a_time, gemv
 from rayspec_kernels.common.quantized import Quantized
-from rayspec_kernels.common.rows_dot import Operand, choose_tiling, multiprocessors, rows_dot
+from rayspec_kernels.common.rows_dot import Operand, aligned, choose_tiling, multiprocessors, rows_dot
 
 _SHORTEST = 16  # tile of a tensor core
 _FEW = 4  # rows of x, each of which reads the whole matrix (from L2, where a small one fits)
@@ -22,7 +22,7 @@ _FEW = 4  # rows of x, each of which reads the whole matrix (from L2, where a sm
 
 @triton.jit(do_not_specialize=["B", "N"])
 def _linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, part_H, stride_x, stride_w, stride_s,
-                   FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+                   FORMAT: tl.constexpr, GROUP: tl.constexpr, ALIGN: tl.constexpr, EVEN_H: tl.constexpr,
                    BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
                    STAGES: tl.constexpr):  # fmt: skip
     """Part p is of the columns p * part_H, ...: results [P, B, N]."""
@@ -37,7 +37,7 @@ def _linear_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, B, N, H, part_H, stride_
     else:
         weight_ptr += first
     acc_NB = rows_dot(x_ptr, weight_ptr, scale_ptr, b_B, b_B < B, row_N, row_N < N, tl.minimum(part_H, H - first),
-                      stride_x, stride_w, stride_s, FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H,
+                      stride_x, stride_w, stride_s, FORMAT, GROUP, ALIGN, EVEN_H, BLOCK_N, BLOCK_B, BLOCK_H,
                       STAGES)  # fmt: skip
     y_ptrs = y_ptr + (part.to(tl.int64) * B + b_B)[None, :] * N + row_N[:, None]
     tl.store(y_ptrs, acc_NB.to(y_ptr.dtype.element_ty), mask=(row_N[:, None] < N) & (b_B[None, :] < B))
@@ -54,12 +54,12 @@ def _add_parts_kernel(parts_ptr, y_ptr, size, PARTS: tl.constexpr, BLOCK: tl.con
 
 @triton.jit(do_not_specialize=["N"])
 def _gemv_kernel(x_ptr, weight_ptr, scale_ptr, y_ptr, N, H, stride_x, stride_w, stride_s,
-                 FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+                 FORMAT: tl.constexpr, GROUP: tl.constexpr, ALIGN: tl.constexpr, EVEN_H: tl.constexpr,
                  BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     row_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    out_N = gemv(x_ptr + row * stride_x, weight_ptr, scale_ptr, row_N.to(tl.int64), row_N < N, H, stride_w, stride_s,
-                 FORMAT, GROUP, EVEN_H, BLOCK_N, BLOCK_H)  # fmt: skip
+    out_N = gemv(x_ptr + row * aligned(stride_x, ALIGN), weight_ptr, scale_ptr, row_N.to(tl.int64), row_N < N, H,
+                 stride_w, stride_s, FORMAT, GROUP, ALIGN, EVEN_H, BLOCK_N, BLOCK_H)  # fmt: skip
     tl.store(y_ptr + row * N + row_N, out_N.to(y_ptr.dtype.element_ty), mask=row_N < N)
 
 
@@ -78,14 +78,16 @@ def tiled_kernel(x_BH: Tensor, weight: Tensor | Quantized, parts: int = 1) -> Te
     tiling = choose_tiling(operand, x_BH, N)
     if tiling.rows == _SHORTEST:
         tiling = choose_tiling(operand, x_BH[:_SHORTEST], N, exactly=_SHORTEST)
-    part_H = triton.cdiv(triton.cdiv(H, parts), tiling.width) * tiling.width
+    unit = max(tiling.width, operand.group)  # a part begins with a group
+    part_H = triton.cdiv(triton.cdiv(H, parts), unit) * unit
     parts = triton.cdiv(H, part_H)
     y_BN = torch.empty(B, N, dtype=x_BH.dtype, device=x_BH.device)
     y_PBN = y_BN if parts == 1 else torch.empty(parts, B, N, dtype=torch.float32, device=x_BH.device)
     _linear_kernel[(triton.cdiv(B, tiling.batch), triton.cdiv(N, tiling.rows), parts)](
         x_BH, operand.values, operand.scales, y_PBN, B, N, H, part_H, x_BH.stride(0), operand.values.stride(0),
         operand.scales.stride(0),
-        FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % tiling.width == 0,
+        FORMAT=operand.format, GROUP=operand.group, ALIGN=operand.alignment(x_BH),
+        EVEN_H=H % tiling.width == 0,
         BLOCK_N=tiling.rows, BLOCK_B=tiling.batch, BLOCK_H=tiling.width,
         STAGES=tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
@@ -108,6 +110,7 @@ def gemv_kernel(x_BH: Tensor, weight: Tensor | Quantized, rows: int | None = Non
     _gemv_kernel[(B, triton.cdiv(N, rows))](
         x_BH, operand.values, operand.scales, y_BN, N, H, x_BH.stride(0), operand.values.stride(0),
         operand.scales.stride(0),
-        FORMAT=operand.format, GROUP=operand.group, EVEN_H=H % width == 0, BLOCK_N=rows, BLOCK_H=width, num_warps=4,
+        FORMAT=operand.format, GROUP=operand.group, ALIGN=operand.alignment(x_BH),
+        EVEN_H=H % width == 0, BLOCK_N=rows, BLOCK_H=width, num_warps=4,
     )  # fmt: skip
     return y_BN

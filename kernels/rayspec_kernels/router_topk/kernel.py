@@ -33,18 +33,18 @@ def _inverse_rms(x_ptr, b_B, is_row_B, H, stride_x, eps,
 @triton.jit
 def _hidden_kernel(embed_ptr, feature_ptr, early_ptr, early_scale_ptr, late_ptr, late_scale_ptr, bias_ptr, hidden_ptr,
                    B, R, H, stride_e, stride_f, stride_w, stride_s, eps,
-                   FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_H: tl.constexpr,
+                   FORMAT: tl.constexpr, GROUP: tl.constexpr, ALIGN: tl.constexpr, EVEN_H: tl.constexpr,
                    BLOCK_R: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
                    STAGES: tl.constexpr):  # fmt: skip
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     r_R = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     # norms are scalars of a row, so they scale sums instead of inputs
     acc_RB = rows_dot(embed_ptr, early_ptr, early_scale_ptr, b_B, b_B < B, r_R, r_R < R, H,
-                      stride_e, stride_w, stride_s, FORMAT, GROUP, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H,
+                      stride_e, stride_w, stride_s, FORMAT, GROUP, ALIGN, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H,
                       STAGES)  # fmt: skip
     acc_RB *= _inverse_rms(embed_ptr, b_B, b_B < B, H, stride_e, eps, BLOCK_B, BLOCK_H, STAGES)[None, :]
     late_RB = rows_dot(feature_ptr, late_ptr, late_scale_ptr, b_B, b_B < B, r_R, r_R < R, H,
-                       stride_f, stride_w, stride_s, FORMAT, GROUP, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H,
+                       stride_f, stride_w, stride_s, FORMAT, GROUP, ALIGN, EVEN_H, BLOCK_R, BLOCK_B, BLOCK_H,
                        STAGES)  # fmt: skip
     acc_RB += late_RB * _inverse_rms(feature_ptr, b_B, b_B < B, H, stride_f, eps, BLOCK_B, BLOCK_H, STAGES)[None, :]
     acc_RB += tl.load(bias_ptr + r_R, mask=r_R < R, other=0.0).to(tl.float32)[:, None]
@@ -55,13 +55,13 @@ def _hidden_kernel(embed_ptr, feature_ptr, early_ptr, early_scale_ptr, late_ptr,
 
 @triton.jit
 def _scores_kernel(hidden_ptr, out_ptr, scale_ptr, bias_ptr, scores_ptr, B, M, R, stride_w, stride_s,
-                   FORMAT: tl.constexpr, GROUP: tl.constexpr, EVEN_R: tl.constexpr,
+                   FORMAT: tl.constexpr, GROUP: tl.constexpr, ALIGN: tl.constexpr, EVEN_R: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_R: tl.constexpr,
                    STAGES: tl.constexpr):  # fmt: skip
     b_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     m_M = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     acc_MB = rows_dot(hidden_ptr, out_ptr, scale_ptr, b_B, b_B < B, m_M, m_M < M, R, R, stride_w, stride_s,
-                      FORMAT, GROUP, EVEN_R, BLOCK_M, BLOCK_B, BLOCK_R, STAGES)  # fmt: skip
+                      FORMAT, GROUP, ALIGN, EVEN_R, BLOCK_M, BLOCK_B, BLOCK_R, STAGES)  # fmt: skip
     acc_MB += tl.load(bias_ptr + m_M, mask=m_M < M, other=0.0).to(tl.float32)[:, None]
     scores_ptrs = scores_ptr + b_B.to(tl.int64)[None, :] * M + m_M[:, None]
     tl.store(scores_ptrs, acc_MB, mask=(m_M[:, None] < M) & (b_B[None, :] < B))
@@ -130,14 +130,15 @@ def router_scores_kernel(embed_BH: Tensor, feature_BH: Tensor, router: Router, e
     _hidden_kernel[(triton.cdiv(B, tiling.batch), triton.cdiv(R, _TILE))](
         embed_BH, feature_BH, early.values, early.scales, late.values, late.scales, router.in_bias_R, hidden_BR,
         B, R, H, embed_BH.stride(0), feature_BH.stride(0), early.values.stride(0), early.scales.stride(0), eps,
-        FORMAT=early.format, GROUP=early.group, EVEN_H=H % tiling.width == 0,
+        FORMAT=early.format, GROUP=early.group, ALIGN=early.alignment(embed_BH, feature_BH),
+        EVEN_H=H % tiling.width == 0,
         BLOCK_R=_TILE, BLOCK_B=tiling.batch, BLOCK_H=tiling.width, STAGES=tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
     tiling = choose_tiling(out, hidden_BR[:_TILE], M, exactly=_TILE)
     _scores_kernel[(triton.cdiv(B, tiling.batch), triton.cdiv(M, _TILE))](
         hidden_BR, out.values, out.scales, router.out_bias_M, scores_BM, B, M, R,
         out.values.stride(0), out.scales.stride(0),
-        FORMAT=out.format, GROUP=out.group, EVEN_R=R % tiling.width == 0,
+        FORMAT=out.format, GROUP=out.group, ALIGN=out.alignment(hidden_BR), EVEN_R=R % tiling.width == 0,
         BLOCK_M=_TILE, BLOCK_B=tiling.batch, BLOCK_R=tiling.width, STAGES=tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
     return scores_BM

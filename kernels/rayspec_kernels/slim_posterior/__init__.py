@@ -62,7 +62,7 @@ def slim_posterior(
     sizes = Sizes(D, k, count, num_nodes)
     if fits(sizes, MAX_SIZES) and uses_kernel(log_p_BDk, root_B, ids_BDk, *correlations):
         tokens_BN, *links, num_nodes_B = _slim_posterior(
-            root_B, ids_BDk, log_p_BDk, *correlations, length_bonus, count, num_nodes
+            *(t.contiguous() for t in (root_B, ids_BDk, log_p_BDk)), *correlations, length_bonus, count, num_nodes
         )
         return SlimPosterior(tokens_BN, DraftTree(*links), num_nodes_B)
     if ids_BDk.device.type == "cpu" and fits_host(sizes):

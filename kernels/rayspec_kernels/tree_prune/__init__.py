@@ -62,7 +62,7 @@ def tree_prune(
         expansion.p_BC, root_B, *expansion, *correlations
     ):
         tokens_BN, *links, num_nodes_B = _tree_prune(
-            root_B, *(t.contiguous() for t in expansion), *correlations, length_bonus, topk, depth, count, num_nodes
+            *(t.contiguous() for t in (root_B, *expansion)), *correlations, length_bonus, topk, depth, count, num_nodes
         )
         return SlimPosterior(tokens_BN, DraftTree(*links), num_nodes_B)
     return tree_prune_reference(root_B, expansion, correlations, length_bonus, topk, depth, count, num_nodes)
