@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rayspec.farm.actor import cluster, node_gpus
 from rayspec.farm.processes import environment
+from rayspec.farm.ranks import ranks_of
 from rayspec.home import artifact_uri
 from rayspec.messages import first_line
 from rayspec.serving import kinds
@@ -28,7 +29,6 @@ from rayspec.serving.champion import Champion, find_champion
 from rayspec.serving.deployed import NO_PROMPT, deploy, deployed, put_in
 from rayspec.serving.events import Events, Standing
 from rayspec.serving.figures import Totals
-from rayspec.serving.flags import ranks_of
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.launch import ADAPTIVE, meant_by, other_shape
 from rayspec.serving.logs import log

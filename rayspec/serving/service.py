@@ -11,12 +11,12 @@ from typing import Any
 
 from ray import serve
 
+from rayspec.farm.ranks import ranks_of
 from rayspec.home import prepared_home, set_login_apart, tracking_uri
 from rayspec.serving.access import Access
 from rayspec.serving.application import ingress_application, server_application
 from rayspec.serving.canary_server import check_words
 from rayspec.serving.champion import Champion, find_champion, is_folder
-from rayspec.serving.flags import ranks_of
 from rayspec.serving.launch import SERVER, server_command
 from rayspec.serving.logs import FORMATS
 from rayspec.serving.process import LOOPBACK, PORTS
