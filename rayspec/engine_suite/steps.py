@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from rayspec.engine_suite.process import ROWS, wait_for_turn
-from rayspec.farm.head_latency import head_latencies
+from rayspec.farm.head_latency import head_latency
 from rayspec_kernels.common.bench import described
 from sglang_ext import DRAFT_STEPS
 from sglang_ext.adapter.activation import has_accelerator
@@ -125,10 +125,10 @@ def _head_time(drafter: str, requests: int, shape: StepShape) -> dict[str, Any]:
 
     dtype = torch.bfloat16 if has_accelerator() else torch.float32
     try:
-        seconds = head_latencies({"head": drafter}, requests=requests, shape=shape, dtype=dtype, num_threads=1)
+        seconds = head_latency(drafter, requests=requests, shape=shape, dtype=dtype, num_threads=1)
     except Exception as error:  # from whichever kernel
         return {"head_error": described(error)}
-    return {"head_ms": 1e3 * shape.draft_steps * seconds["head"]}
+    return {"head_ms": 1e3 * shape.draft_steps * seconds}
 
 
 if __name__ == "__main__":

@@ -46,9 +46,9 @@ def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:
     if asked > most:  # Ray would wait for such a node without a word
         way_out = "leave ray.side_by_side out" if num_gpus <= most else "raise engine.nodes"
         raise ValueError(
-            f"the engines of a cohort need {asked:g} GPUs of a node ({ranks} ranks of an engine, engine.extra.tp_size x "
-            f"pp_size x dp_size, over engine.nodes {nodes}; ray.num_gpus {num_gpus:g} each), but no node of the Ray "
-            f"cluster has more than {most:g}; {way_out}, or lower the ranks"
+            f"the engines of a cohort need {asked:g} GPUs of a node ({ranks} ranks, tp_size x pp_size x dp_size of "
+            f"engine.extra, over engine.nodes {nodes}; ray.num_gpus {num_gpus:g} each), but no node of the Ray cluster "
+            f"has more than {most:g}; {way_out}, or lower the ranks"
         )
     if not side_by_side or not 0 < num_gpus < 1:
         return placement
