@@ -21,6 +21,13 @@ from sglang_ext.adapter.requests import refuse_all
 from sglang_ext.adapter.swap import NOT_CAPTURED, STILL_RUNNING
 
 SWAP_PATIENCE_S = 5.0
+BACKENDS = (
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_draft_attention_backend",
+    "sampling_backend",
+)
 
 
 def engine_arguments(
@@ -160,6 +167,12 @@ def policy_report(engine: Any) -> dict[str, Any] | None:
         file = Path(folder) / "policy.json"
         engine.collective_rpc("rayspec_write_policy", path=str(file))
         return json.loads(file.read_text())
+
+
+def backends(engine: Any) -> dict[str, str]:
+    """Those of SGLang's fields `*_backend` that say what attends and samples, as it resolved them."""
+    resolved = engine.tokenizer_manager.server_args.resolved_dict()
+    return {name: resolved[name] for name in BACKENDS if resolved.get(name)}
 
 
 def tokenizer(engine: Any) -> Any:

@@ -552,6 +552,11 @@ RELIED_ON: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.engine.flushed",
     ),
     Internal(
+        "sglang.srt.server_args.ServerArgs.resolved_dict",
+        ("self",),
+        "called by sglang_ext.adapter.engine.backends",
+    ),
+    Internal(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor",
         ("self",),
         "sets `tokenizer`, which sglang_ext.adapter.engine.tokenizer reads",
