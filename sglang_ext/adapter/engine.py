@@ -19,6 +19,7 @@ from sglang_ext.adapter.patches import on_cpu_platform
 from sglang_ext.adapter.plugin import MODEL_PACKAGE, check_version
 from sglang_ext.adapter.requests import refuse_all
 from sglang_ext.adapter.swap import NOT_CAPTURED, STILL_RUNNING
+from sglang_ext.adapter.toolkit import check_toolkit
 
 SWAP_PATIENCE_S = 5.0
 BACKENDS = (
@@ -94,11 +95,12 @@ def assert_plugin_active() -> None:
 
 def start_engine(target: str, drafter: str | None, **options: Any) -> Any:
     """SGLang's engine in this process, with `engine_arguments`. Raises RuntimeError where SGLang would run without our
-    plugin. Imports of half a minute."""
+    plugin, or on CUDA without a compiler. Imports of half a minute."""
     with quick_imports(skip=not has_accelerator()):
         from sglang.srt.entrypoints.engine import Engine
     arguments = engine_arguments(target, drafter, **options)
     assert_plugin_active()
+    check_toolkit()
     return Engine(**arguments)
 
 

@@ -416,6 +416,9 @@ RELIED_ON: tuple[Internal, ...] = (
         ("op_cls", "fn", "platform_key"),
         "called by sglang_ext.adapter.patches",
     ),
+    Internal(
+        "sglang.kernels.jit.utils.compile.toolchain.cuda_home", (), "called by sglang_ext.adapter.toolkit.check_toolkit"
+    ),
     Internal("sglang.srt.runtime_context.get_spec", (), "called in schedulers and by sglang_ext.adapter.requests"),
     Internal("sglang.srt.runtime_context.get_parallel", (), "called in schedulers"),
     Internal(
