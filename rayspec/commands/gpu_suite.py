@@ -9,7 +9,8 @@ At most 8 minutes. From a copy of the files, python jobs/gpu_suite.py needs torc
     rayspec gpu-suite --engines --report results/ --tau full=3.1 slimspec=3.0  # with taus measured elsewhere
 
 Exit status 1 where any result is wrong, 2 for what cannot be run; a wrong kernel is not timed. The second half costs a
-start of SGLang each (`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`.
+start of SGLang each (`--engines full slimspec` names some) and runs on a CPU too, with `--shape tiny`. What attends and
+samples is SGLang's choice, as in a sweep; `--server-args attention_backend=triton` where FlashAttention is missing.
 """
 
 import argparse
@@ -49,6 +50,14 @@ def main(arguments: list[str]) -> int:
         "--tau", nargs="+", type=_tau, default=[], metavar="HEAD=TAU",
         help="of --engines: tokens of a step that trained drafters reach, to predict their speed-up by",
     )  # fmt: skip
+    parser.add_argument(
+        "--limit-seconds", type=_seconds, metavar="S",
+        help="of --engines: for the start of an engine, and again for measuring it (default: 240)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--server-args", nargs="+", type=_field, default=[], metavar="FIELD=VALUE",
+        help="of --engines: fields of SGLang's ServerArgs, of every engine",
+    )  # fmt: skip
     args = parser.parse_args(arguments)
     unused = _unused(args)
     if unused:
@@ -68,12 +77,12 @@ def main(arguments: list[str]) -> int:
 def _unused(args: argparse.Namespace) -> str | None:
     """What of the options would be ignored beside the others."""
     given = {name for name, value in vars(args).items() if value}
-    of_engines = given & {"shape", "batches", "tau", "at_once"}
+    of_engines = given & {"shape", "batches", "tau", "at_once", "limit_seconds", "server_args"}
     if args.engines is None and of_engines:
         return f"--{min(of_engines).replace('_', '-')} must be given with --engines, which it is of"
     if args.engines is not None and given & {"ops", "interpret"}:
         return f"--{min(given & {'ops', 'interpret'})} is of the kernels alone; leave it out with --engines"
-    without = {"out", "ops", "interpret", "engines", "batches", "at_once"}
+    without = {"out", "ops", "interpret", "engines", "batches", "at_once", "limit_seconds", "server_args"}
     if args.report and given & without:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given & without))
         return f"--report writes what is stored; leave {options} out"
@@ -110,10 +119,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def engines(args: argparse.Namespace) -> int:
     """Exit status 1 where an engine failed."""
-    from rayspec.engine_suite.curves import measure_engines, write_curves
+    from rayspec.engine_suite.curves import LIMIT_S, measure_engines, write_curves
     from rayspec.engine_suite.models import SHAPES, draftings
     from rayspec_kernels.common import suite
+    from sglang_ext.adapter.server_fields import check_overrides
 
+    check_overrides(dict(args.server_args), "--server-args")
     if args.shape not in SHAPES:
         raise ValueError(f"--shape must be one of {', '.join(SHAPES)}, got {args.shape}")
     known = draftings(SHAPES[args.shape])
@@ -133,7 +144,15 @@ def engines(args: argparse.Namespace) -> int:
         write_curves({**found, "provenance": made_by, "tau": dict(args.tau)}, args.out)
 
     heads = args.engines or list(known)
-    found = measure_engines(args.shape, heads, batches=args.batches, save=save, at_once=args.at_once or 1)
+    found = measure_engines(
+        args.shape,
+        heads,
+        batches=args.batches,
+        save=save,
+        limit_s=args.limit_seconds or LIMIT_S,
+        at_once=args.at_once or 1,
+        server_args=dict(args.server_args),
+    )
     print(f"{len(found['rows'])} engines measured, {len(found['failed'])} failed: {args.out}")
     return 1 if found["failed"] else 0
 
@@ -164,6 +183,20 @@ def _count(text: str, what: str = "engines") -> int:
     if text.isdecimal() and 1 <= len(text) <= 6 and int(text) >= 1:
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a number of {what} from 1 to 999999, got {text[:40]!r}")
+
+
+def _seconds(text: str) -> int:
+    return _count(text, "seconds")
+
+
+def _field(text: str) -> tuple[str, Any]:
+    """A value is what JSON says, or else text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be FIELD=VALUE, such as attention_backend=triton, got {text!r}")
+    with contextlib.suppress(ValueError, RecursionError):
+        return name, json.loads(value)
+    return name, value
 
 
 def _tau(text: str) -> tuple[str, float]:

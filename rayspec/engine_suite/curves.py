@@ -20,6 +20,7 @@ from sglang_ext import DRAFT_STEPS
 from sglang_ext.whole import write_whole
 
 PLAIN = "plain"
+LIMIT_S = 240
 ACCEPTED = 3  # tokens of a step, held fixed; what a step costs does not depend on it
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by engine, one a batch
@@ -31,11 +32,14 @@ def measure_engines(
     *,
     batches: Sequence[int],
     save: Callable[[dict[str, Any]], None],
-    limit_s: float = 240,
+    limit_s: float = LIMIT_S,
     at_once: int = 1,
+    server_args: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """{rows: {engine: its rows}, failed: {engine: what went wrong}} of plain decoding and of these `draftings`. `save`
     is given what there is after every engine, so that whatever ends the run, its results stay.
+
+    `server_args` are fields of SGLang's ServerArgs, of every engine.
 
     `at_once` engines start side by side, so that a card must hold as many, and are then measured one after the other
     while the others idle: of an engine's minutes most are its start. `limit_s` is for a start, and again for measuring.
@@ -57,6 +61,7 @@ def measure_engines(
                         if drafter is not None:
                             write_drafter(drafter, model, known[name])
                         command = _command(target, drafter, known.get(name), model.vocab, batches)
+                        command += ["--server-args", json.dumps(dict(server_args or {}))]
                         engines[name] = stack.enter_context(EngineProcess(command, limit_s, accepted=ACCEPTED))
                     except Exception as error:  # a head too large for the card, say: the others are worth having
                         found["failed"][name] = f"{type(error).__name__}: {error}"
@@ -95,7 +100,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Shape {found['shape']}, random weights, {found['draft_steps']} draft steps{_trees(found)}, "
         f"{found['accepted']} tokens of each step accepted whatever the drafts are. Milliseconds of a step; of it "
-        "head: the head alone, on a GPU as a graph is replayed (Medusa and SpecFormer launch its kernels one by one).",
+        "head: the head alone, on a GPU as a graph is replayed.",
         "",
         "| engine | B | step | drafting | of it head | verification | between steps | break-even tau | tau elsewhere "
         "| predicted speed-up |",
@@ -121,8 +126,19 @@ def table(found: Mapping[str, Any]) -> list[str]:
         for row in rows
         if "head_error" in row
     ]
+    lines += _backends(found["rows"])
     lines += [f"\n{name} failed:\n```\n{output}\n```" for name, output in found["failed"].items()]
     return lines
+
+
+def _backends(rows: Rows) -> list[str]:
+    """SGLang's own choice, of all engines or of each; nothing where results are older than this."""
+    used: dict[str, list[str]] = {}
+    for name, own in rows.items():
+        if own and "backends" in own[0]:
+            what = ", ".join(f"{field} {value}" for field, value in own[0]["backends"].items())
+            used.setdefault(what, []).append(name)
+    return [f"\n{what} ({'all engines' if len(used) == 1 else ', '.join(names)})." for what, names in used.items()]
 
 
 def _trees(found: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from rayspec.engine_suite.process import ROWS, wait_for_turn
-from rayspec.farm.head_latency import head_latencies
+from rayspec.farm.head_latency import head_latency
 from rayspec_kernels.common.bench import described
 from sglang_ext import DRAFT_STEPS
 from sglang_ext.adapter.activation import has_accelerator
@@ -33,15 +33,16 @@ def main() -> None:
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--vocab", type=int, required=True)
+    parser.add_argument("--server-args", type=json.loads, default={}, help="fields of SGLang's ServerArgs, as JSON")
     parser.add_argument("--turn", type=Path, required=True)
     options = parser.parse_args()
     (options.turn / ROWS).write_text(json.dumps(measure(options)))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One entry a batch: milliseconds of a step and of its parts, means over all rounds, and tokens a step and request.
-    For a plain engine a step is one token."""
-    from sglang_ext.adapter.engine import start_engine, start_step_clock
+    """One entry a batch: milliseconds of a step and of its parts, means over all rounds, tokens a step and request, and
+    the engine's backends. For a plain engine a step is one token."""
+    from sglang_ext.adapter.engine import backends, start_engine, start_step_clock
 
     drafter = options.drafter
     shape = {"draft_steps": options.draft_steps, "topk": options.topk, "num_draft_tokens": options.nodes}
@@ -50,7 +51,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         if drafter:
             start_step_clock(engine)
         wait_for_turn(options.turn)
-        rows = [_measure_batch(engine, batch, options) for batch in options.batches]
+        used = {"backends": backends(engine)}
+        rows = [_measure_batch(engine, batch, options) | used for batch in options.batches]
     finally:
         engine.shutdown()
     if drafter:
@@ -76,14 +78,12 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     if has_accelerator():
         settings |= {
             "dtype": "bfloat16",
-            "attention_backend": "triton",
-            "sampling_backend": "pytorch",
             "mem_fraction_static": 0.9,  # share of what others leave; the tokens above are all that it takes
             "cuda_graph_max_bs_decode": most,
             "cuda_graph_bs_decode": sorted(set(options.batches)),  # a graph of each size between them is never replayed
             "cuda_graph_backend_prefill": "disabled",  # prefill is not measured
         }
-    return settings
+    return settings | options.server_args
 
 
 def _measure_batch(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -125,10 +125,10 @@ def _head_time(drafter: str, requests: int, shape: StepShape) -> dict[str, Any]:
 
     dtype = torch.bfloat16 if has_accelerator() else torch.float32
     try:
-        seconds = head_latencies({"head": drafter}, requests=requests, shape=shape, dtype=dtype, num_threads=1)
+        seconds = head_latency(drafter, requests=requests, shape=shape, dtype=dtype, num_threads=1)
     except Exception as error:  # from whichever kernel
         return {"head_error": described(error)}
-    return {"head_ms": 1e3 * shape.draft_steps * seconds["head"]}
+    return {"head_ms": 1e3 * shape.draft_steps * seconds}
 
 
 if __name__ == "__main__":

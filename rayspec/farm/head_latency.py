@@ -1,5 +1,6 @@
 """Latency of draft heads alone: the part of a draft step that a head changes. T = rows, H = hidden size."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -7,12 +8,14 @@ from statistics import median
 import torch
 from torch.utils.benchmark import Timer
 
+from rayspec.messages import first_line
 from sglang_ext.drafters.base import Question
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.drafters.counting import StepShape
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.by_position import PositionHeads
 
+logger = logging.getLogger(__name__)
 ROUNDS = 7
 MIN_ROUND_S = 0.05
 
@@ -31,16 +34,25 @@ def head_latencies(
     over the draft positions 0..draft_steps-1, at which a position-aware head does not cost the same.
 
     On a CPU the heads take turns for `ROUNDS` rounds, so that a drift of the clock frequency meets all of them. Beside
-    an engine a GPU has no room for the heads of a sweep: there each has its rounds alone.
+    an engine a GPU has no room for the heads of a sweep: there each has its rounds alone, and one that fails is left
+    out.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    groups = [dict(drafters)] if device.type == "cpu" else [{name: path} for name, path in drafters.items()]
+    if not torch.cuda.is_available():
+        return _in_turns(drafters, requests, shape, dtype, torch.device("cpu"), num_threads)
     timed: dict[str, float] = {}
-    for group in groups:
-        timed |= _in_turns(group, requests, shape, dtype, device, num_threads)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    for name, path in drafters.items():
+        try:
+            timed[name] = head_latency(path, requests=requests, shape=shape, dtype=dtype, num_threads=num_threads)
+        except Exception as error:  # for want of memory, or from whichever kernel
+            logger.warning("the head of %s was not timed: %s: %s", name, type(error).__name__, first_line(error))
+        torch.cuda.empty_cache()
     return timed
+
+
+def head_latency(drafter: str, *, requests: int, shape: StepShape, dtype: torch.dtype, num_threads: int) -> float:
+    """That of one drafter (folder) alone."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return _in_turns({"": drafter}, requests, shape, dtype, device, num_threads)[""]
 
 
 def _in_turns(

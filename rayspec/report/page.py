@@ -159,7 +159,10 @@ def _prediction(results: Sequence[TrialResult]) -> str:
     """How far the predicted speed-up over the baseline is from the measured one."""
     pairs = [(error, r) for r in results if not r.is_baseline and (error := prediction_error(r)) is not None]
     if not pairs:
-        return "No prediction: it needs the baseline in the same sweep and `head_latency: true`."
+        return (
+            "No prediction: it needs the baseline in the same sweep, `head_latency: true`, and engines without tensor "
+            "parallelism."
+        )
     worst, who = max(pairs, key=lambda pair: abs(pair[0]))
     mean = sum(abs(error) for error, _ in pairs) / len(pairs)
     covered = sum(low <= r.metrics["speedup_vs_baseline_predicted"] <= high for r, low, high in _with_bounds(pairs))

@@ -7,10 +7,11 @@ from typing import Any
 
 from rayspec.config import SHIPPED
 from rayspec.export import stock_form
+from rayspec.farm.ranks import ranks_of
 from rayspec.report.adaptive import FILE, adaptive_config
 from rayspec.report.decision import choices
 from rayspec.report.promote import ALIAS, default_model
-from rayspec.serving.flags import engine_config, ranks_of, serve_command, serving_flags, target_here
+from rayspec.serving.flags import engine_config, serve_command, serving_flags, target_here
 from rayspec.serving.policy import measured_policy, policy_text
 from rayspec.shipped import drafter_label
 from rayspec.sweep.plan.sampling import DRAWS

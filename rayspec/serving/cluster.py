@@ -5,8 +5,9 @@ when the command ends, after what runs has been answered; those that a killed co
 """
 
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rayspec.farm.actor import cluster, node_gpus
 from rayspec.farm.processes import environment
+from rayspec.farm.ranks import ranks_of
 from rayspec.home import artifact_uri
 from rayspec.messages import first_line
 from rayspec.serving import kinds
@@ -28,7 +30,6 @@ from rayspec.serving.champion import Champion, find_champion
 from rayspec.serving.deployed import NO_PROMPT, deploy, deployed, put_in
 from rayspec.serving.events import Events, Standing
 from rayspec.serving.figures import Totals
-from rayspec.serving.flags import ranks_of
 from rayspec.serving.ingress import DEPLOYMENT, SERVERS
 from rayspec.serving.launch import ADAPTIVE, meant_by, other_shape
 from rayspec.serving.logs import log
@@ -61,8 +62,10 @@ def serve_on_ray(champion: Champion, source: str, serving: Serving, following: F
     `source` names a version, not an alias. Raises ValueError where the servers do not start.
     """
     replicas = 2 * serving.scale.maximum + 1  # beside old ones, new ones while they start
+    is_ours = not (ray.is_initialized() or os.environ.get("RAY_ADDRESS"))
     with environment(VARIABLES), cluster(None, min_cpus=math.ceil(replicas * serving.scale.cpus) + 1):
-        serving = replace(serving, scale=_with_resources(serving.scale, champion))
+        serving = replace(serving, scale=_with_resources(serving.scale, champion, serving.more))
+        _check_room(serving.scale, may_grow=not is_ours)
         find = None if following is None else _finder(following, serving)
         with deployed(champion, source, serving, find) as (board, champion, source):
             about = {"version": champion.name, "port": serving.port}
@@ -120,7 +123,7 @@ class RayStage:
             return _as_served(found, serving)
 
     def canary(self, champion: Champion, version: str) -> list[Answer]:
-        scale = _with_resources(self._serving.scale, champion)
+        scale = _with_resources(self._serving.scale, champion, self._serving.more)
         return canary_on_ray(self._version(champion, version), scale)
 
     def running_answers(self) -> list[Answer]:
@@ -134,7 +137,8 @@ class RayStage:
             ) from error
 
     def put_in(self, champion: Champion, version: str) -> None:
-        new, scale = self._version(champion, version), _with_resources(self._serving.scale, champion)
+        new = self._version(champion, version)
+        scale = _with_resources(self._serving.scale, champion, self._serving.more)
         try:
             put_in(new, scale, self._board)
         except Exception:  # whatever it is, the version before comes back; what is left of it goes on meanwhile
@@ -172,10 +176,31 @@ def _as_served(champion: Champion, serving: Serving) -> Champion:
     return replace(champion, record=champion.record.without_evidence()) if other_shape(serving.more) else champion
 
 
-def _with_resources(scale: Scale, champion: Champion) -> Scale:
-    """What a server was measured with: its ranks' GPUs where the cluster has any, else its threads."""
-    ranks = ranks_of(champion.record.flags)
+def _with_resources(scale: Scale, champion: Champion, more: Sequence[str]) -> Scale:
+    """What a server needs: its ranks' GPUs where the cluster has any, else its threads."""
+    ranks = ranks_of(champion.record.flags, more)
     return replace(scale, gpus=float(ranks)) if max(node_gpus(), default=0) > 0 else scale
+
+
+def _check_room(scale: Scale, *, may_grow: bool) -> None:
+    """Raises ValueError where the GPUs do not hold the replicas, for which Ray would wait without a word; a warning of
+    a cluster that may grow."""
+    if not scale.gpus:
+        return
+    gpus = node_gpus()
+    held = sum(int(of_node // scale.gpus) for of_node in gpus)
+    if held >= scale.minimum:
+        return
+    said = (
+        f"{scale.minimum} replica(s) of {scale.gpus:g} GPU(s) each do not fit onto the {sum(gpus):g} GPU(s) of the "
+        f"cluster's nodes, which hold {held}"
+    )
+    if not may_grow:
+        raise ValueError(
+            f"{said}; lower --replicas (or --min-replicas) or the ranks of each (--tp-size behind --), or serve on a "
+            "cluster with more (RAY_ADDRESS)"
+        )
+    log.warning("%s; nothing listens until it has grown", said)
 
 
 def _events(

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 import yaml
@@ -33,13 +32,6 @@ def serving_flags(engine: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
         }
     flags |= {name: engine[name] for name in ENGINE_FLAGS if engine.get(name) is not None}
     return flags | (engine.get("extra") or {})
-
-
-def ranks_of(flags: Mapping[str, Any]) -> int:
-    """The GPUs of an engine with these ServerArgs fields. Under `enable_dp_attention` the data-parallel ranks are the
-    tensor-parallel ones; without it each has an engine's."""
-    names = ("tp_size", "pp_size") if flags.get("enable_dp_attention") else ("tp_size", "pp_size", "dp_size")
-    return prod(int(flags.get(name) or 1) for name in names)
 
 
 def serve_command(sweep: StoredSweep, trial: Trial, drafter: str | None = None) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 
 from ray import serve
 
+from rayspec.farm.ranks import ranks_of
 from rayspec.home import prepared_home, set_login_apart, tracking_uri
 from rayspec.serving.access import Access
 from rayspec.serving.application import ingress_application, server_application
 from rayspec.serving.canary_server import check_words
 from rayspec.serving.champion import Champion, find_champion, is_folder
-from rayspec.serving.flags import ranks_of
 from rayspec.serving.launch import SERVER, server_command
 from rayspec.serving.logs import FORMATS
 from rayspec.serving.process import LOOPBACK, PORTS
@@ -143,12 +143,12 @@ def _given(kind: type[T], args: Any) -> T:
 
 def _check(champion: Champion, given: ServiceArgs) -> None:
     """Raises ValueError for arguments with which it cannot be served."""
-    ranks = ranks_of(champion.record.flags)
-    if 0 < given.gpus < ranks and ranks > 1:
-        raise ValueError(
-            f"gpus must be at least {ranks}, the ranks that {champion.name} was measured with (tp_size x pp_size x "
-            f"dp_size), or 0 without GPUs, got {given.gpus:g}"
-        )
     command = server_command(champion, LOOPBACK, PORTS[0], given.flags, follows_policy=given.follows_policy)
     if given.flags:
         check_taken(command[len(SERVER) :])
+    ranks = ranks_of(champion.record.flags, given.flags)
+    if 0 < given.gpus < ranks and ranks > 1:
+        raise ValueError(
+            f"gpus must be at least {ranks}, the ranks that {champion.name} is served with (tp_size x pp_size x "
+            f"dp_size), or 0 without GPUs, got {given.gpus:g}"
+        )

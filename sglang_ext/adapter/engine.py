@@ -19,8 +19,16 @@ from sglang_ext.adapter.patches import on_cpu_platform
 from sglang_ext.adapter.plugin import MODEL_PACKAGE, check_version
 from sglang_ext.adapter.requests import refuse_all
 from sglang_ext.adapter.swap import NOT_CAPTURED, STILL_RUNNING
+from sglang_ext.adapter.toolkit import check_toolkit
 
 SWAP_PATIENCE_S = 5.0
+BACKENDS = (
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_draft_attention_backend",
+    "sampling_backend",
+)
 
 
 def engine_arguments(
@@ -87,11 +95,12 @@ def assert_plugin_active() -> None:
 
 def start_engine(target: str, drafter: str | None, **options: Any) -> Any:
     """SGLang's engine in this process, with `engine_arguments`. Raises RuntimeError where SGLang would run without our
-    plugin. Imports of half a minute."""
+    plugin, or on CUDA without a compiler. Imports of half a minute."""
     with quick_imports(skip=not has_accelerator()):
         from sglang.srt.entrypoints.engine import Engine
     arguments = engine_arguments(target, drafter, **options)
     assert_plugin_active()
+    check_toolkit()
     return Engine(**arguments)
 
 
@@ -160,6 +169,12 @@ def policy_report(engine: Any) -> dict[str, Any] | None:
         file = Path(folder) / "policy.json"
         engine.collective_rpc("rayspec_write_policy", path=str(file))
         return json.loads(file.read_text())
+
+
+def backends(engine: Any) -> dict[str, str]:
+    """Those of SGLang's fields `*_backend` that say what attends and samples, as it resolved them."""
+    resolved = engine.tokenizer_manager.server_args.resolved_dict()
+    return {name: resolved[name] for name in BACKENDS if resolved.get(name)}
 
 
 def tokenizer(engine: Any) -> Any:

@@ -416,6 +416,9 @@ RELIED_ON: tuple[Internal, ...] = (
         ("op_cls", "fn", "platform_key"),
         "called by sglang_ext.adapter.patches",
     ),
+    Internal(
+        "sglang.kernels.jit.utils.compile.toolchain.cuda_home", (), "called by sglang_ext.adapter.toolkit.check_toolkit"
+    ),
     Internal("sglang.srt.runtime_context.get_spec", (), "called in schedulers and by sglang_ext.adapter.requests"),
     Internal("sglang.srt.runtime_context.get_parallel", (), "called in schedulers"),
     Internal(
@@ -550,6 +553,11 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.flush_cache",
         ("self", "timeout_s"),
         "called by sglang_ext.adapter.engine.flushed",
+    ),
+    Internal(
+        "sglang.srt.server_args.ServerArgs.resolved_dict",
+        ("self",),
+        "called by sglang_ext.adapter.engine.backends",
     ),
     Internal(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor",

@@ -4,16 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hostile import ask
 
-from rayspec.engine_suite import curves
+from rayspec.engine_suite import curves, steps
 from rayspec.engine_suite.curves import draw, table
 from rayspec.engine_suite.models import SHAPES, draftings, write_drafter, write_target
 from rayspec.engine_suite.process import GO, ROWS
+from sglang_ext.adapter.engine import BACKENDS
 from sglang_ext.drafters.checkpoint import load_drafter
 
 SHAPE = SHAPES["tiny"]
@@ -31,6 +33,31 @@ def test_a_random_drafter_of_every_head_and_family(name: str, tmp_path: Path) ->
     assert info.target is not None
     assert info.target.vocab_size == SHAPE.vocab
     assert len(set(info.target.tap_layers)) == {"eagle3": 3, "medusa": 0, "specformer": 4}[drafting.family]
+
+
+def test_an_engine_has_the_backends_that_sglang_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of a sweep has, unless others are named."""
+    monkeypatch.setattr(steps, "has_accelerator", lambda: True)
+    options = Namespace(batches=[1], nodes=None, drafter=None, server_args={})
+    assert not [name for name in steps._settings(options) if name in BACKENDS]
+    options.server_args = {"attention_backend": "triton", "context_length": 512}
+    assert steps._settings(options).items() >= options.server_args.items()
+
+
+def test_settings_of_the_command_reach_every_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    class Refused(curves.EngineProcess):
+        def __init__(self, command: Any, limit_s: float, accepted: int) -> None:
+            commands.append([*command, str(limit_s)])
+            raise OSError("not here")
+
+    monkeypatch.setattr(curves, "EngineProcess", Refused)
+    words = ["--server-args", "attention_backend=triton", "page_size=1", "--limit-seconds", "900"]
+    ask("gpu_suite", "--shape", "tiny", "--engines", "full", "--out", str(tmp_path), *words)
+    assert [c[-3:] for c in commands] == 2 * [
+        ["--server-args", '{"attention_backend": "triton", "page_size": 1}', "900"]
+    ]
 
 
 @pytest.mark.slow
@@ -140,6 +167,16 @@ def test_the_table_says_when_a_head_pays(tmp_path: Path) -> None:
     assert "no memory" in lines[-1]
     draw(found(), tmp_path / "engines.png")
     assert (tmp_path / "engines.png").stat().st_size > 5000
+
+
+def test_the_table_says_what_attends_and_samples() -> None:
+    answer = found()
+    assert not [line for line in table(answer) if "backend" in line]
+    for (row,) in answer["rows"].values():
+        row["backends"] = {"attention_backend": "fa3", "sampling_backend": "flashinfer"}
+    assert table(answer)[-1] == "\nattention_backend fa3, sampling_backend flashinfer (all engines)."
+    answer["rows"]["full"][0]["backends"] = {"attention_backend": "triton"}
+    assert table(answer)[-1] == "\nattention_backend triton (full)."
 
 
 def test_a_tau_measured_elsewhere_predicts_the_speed_up(tmp_path: Path) -> None:

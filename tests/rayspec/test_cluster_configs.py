@@ -19,6 +19,7 @@ from rayspec.serving.deployed import INGRESS
 from rayspec.serving.ingress import SERVERS
 from rayspec.serving.proxy import VARIABLES as PROXY
 from rayspec.serving.service import ServiceArgs
+from rayspec.shipped import drafter_label
 from rayspec.sweep.config import SweepConfig
 from rayspec.sweep.plan.placement import place
 from sglang_ext.settings import build
@@ -50,6 +51,8 @@ def test_the_job_is_a_sweep_of_this_release(job: dict[str, Any]) -> None:
     assert arguments[: len(arguments) - len(overrides)] == ["--config", f"{ROOT}/configs/sweep/heads.yaml"]
     config = load_config(SweepConfig, arguments[1], overrides)
     assert config.concurrency == [1, 4, 16]
+    of = {head.drafter for entry in config.heads for head in entry.asked if head.drafter is not None}
+    assert of <= {drafter_label(d) for d in config.drafters}, "heads are made of drafters that the job names"
     assert config.engine.num_threads is None
     assert config.engine.extra == {}, "CUDA graphs are on: without them every head is bound by its launches"
     (group,) = job["rayClusterSpec"]["workerGroupSpecs"]

@@ -17,7 +17,14 @@ from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.measure.cohort import CohortRun, PassResult
 from rayspec.sweep.measure.engines import Engines
 from rayspec.sweep.plan.placement import Placement
-from rayspec.sweep.record.events import CanaryAnswered, RoundMeasured, TrafficFinished, TrialDropped, TrialFailed
+from rayspec.sweep.record.events import (
+    CanaryAnswered,
+    HeadsTimed,
+    RoundMeasured,
+    TrafficFinished,
+    TrialDropped,
+    TrialFailed,
+)
 from rayspec.sweep.record.journal import Journal, read
 from rayspec.sweep.record.measured import SweepState, read_state
 from rayspec.workloads.canary import CANARY_PROMPTS, CANARY_TOKENS
@@ -107,6 +114,22 @@ def blocks(path: Path) -> Counter[str]:
 
 def failures(path: Path) -> dict[str, str]:
     return {e.trial: e.cause for e in read(path) if isinstance(e, TrialFailed)}
+
+
+@pytest.mark.parametrize(("tp_size", "timed"), [(1, 1), (2, 0)])
+def test_heads_that_ranks_share_are_not_timed_whole(tp_size: int, timed: int, tmp_path: Path) -> None:
+    class Timing(FakeEngine):
+        def head_latencies(self, paths: dict[str, str], requests: int, shape: Any) -> dict[str, float]:
+            return dict.fromkeys(paths, 0.001)
+
+    class TimedEngines(FakeEngines):
+        def start_speculative(self, cohort: Any, candidate: Candidate) -> dict[str, Any]:
+            started = super().start_speculative(cohort, candidate)
+            self.speculative = Timing(1.0, cohort.draft_steps)
+            return started
+
+    measure(tmp_path / "j", ["head_latency=true", f"engine.extra.tp_size={tp_size}"], TimedEngines(CANDIDATES))
+    assert sum(isinstance(e, HeadsTimed) for e in read(tmp_path / "j")) == timed
 
 
 def test_the_death_of_an_engine_costs_a_round_and_no_trial(tmp_path: Path) -> None:

@@ -63,6 +63,20 @@ def test_a_gpu_holds_one_head_at_a_time(
     assert [len(group) for group in groups] == together
 
 
+def test_on_a_gpu_a_head_that_fails_costs_no_other_its_latency(
+    drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def in_turns(alone: dict[str, str], *_: Any) -> dict[str, float]:
+        if drafters["full"] in alone.values():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return dict.fromkeys(alone, 1.0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(head_latency, "_in_turns", in_turns)
+    assert timed(drafters) == {"low_rank": 1.0}
+    assert "the head of full was not timed: OutOfMemoryError: CUDA out of memory" in caplog.text
+
+
 def test_what_a_graph_reads_lives_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own memory a graph keeps, but not what was there before."""
     for name in ("Stream", "stream", "current_stream", "CUDAGraph", "graph"):

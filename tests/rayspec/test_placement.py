@@ -19,10 +19,24 @@ def placed(gpus: list[float], *overrides: str) -> Placement:
         ([2], ["ray.num_gpus=1"], {"CPU": 2, "GPU": 2}, True),
         ([1], ["ray.side_by_side=false"], {"CPU": 1, "GPU": 1}, False),
         ([8], ["engine.extra.tp_size=4"], {"CPU": 2, "GPU": 8}, True),
+        ([4], ["engine.extra.dp_size=2"], {"CPU": 2, "GPU": 4}, True),
+        ([8], ["engine.extra.pp_size=2", "engine.extra.tp_size=4"], {"CPU": 1, "GPU": 8}, False),
+        ([4], ["engine.extra={tp_size: 2, dp_size: 2, enable_dp_attention: true}"], {"CPU": 2, "GPU": 4}, True),
         ([8, 8], ["engine.extra.tp_size=8"], {"CPU": 1, "GPU": 8}, False),
         ([8, 8], ["engine.extra.tp_size=8", "engine.nodes=2"], {"CPU": 2, "GPU": 8}, True),
     ],
-    ids=["cpu", "shared", "one_each", "asked_for", "half_a_node", "all_of_a_node", "over_two_nodes"],
+    ids=[
+        "cpu",
+        "shared",
+        "one_each",
+        "asked_for",
+        "half_a_node",
+        "data_parallel",
+        "pipeline",
+        "dp_attention",
+        "all_of_a_node",
+        "over_two_nodes",
+    ],
 )
 def test_what_a_cohort_reserves(
     gpus: list[float], overrides: list[str], bundle: dict[str, float], side_by_side: bool

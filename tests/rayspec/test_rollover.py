@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import cycle
 from pathlib import Path
@@ -418,6 +419,33 @@ def test_a_replica_has_the_gpus_of_its_own_version(monkeypatch: pytest.MonkeyPat
     stage.canary(wide, "2")
     stage.put_in(wide, "2")
     assert asked == [("canary", 2.0), ("put in", 2.0)]
+
+
+def test_a_replica_has_the_gpus_of_the_ranks_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "node_gpus", lambda: [8.0])
+    assert cluster._with_resources(Scale(), champion("2"), ("--tp-size", "2")).gpus == 2
+    assert cluster._with_resources(Scale(), champion("2"), ()).gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "scale", "fits"),
+    [
+        ([1.0], Scale(minimum=2, maximum=2, gpus=1), False),
+        ([0.0, 1.0, 1.0], Scale(minimum=2, maximum=4, gpus=1), True),
+        ([3.0, 1.0], Scale(minimum=2, maximum=2, gpus=2), False),
+        ([], Scale(minimum=2, maximum=2), True),
+    ],
+    ids=["one_gpu", "one_each", "in_pieces", "no_gpus"],
+)
+def test_replicas_that_the_gpus_do_not_hold_are_refused_at_once(
+    gpus: list[float], scale: Scale, fits: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a cluster of others, which may grow, it is a warning."""
+    monkeypatch.setattr(cluster, "node_gpus", lambda: gpus)
+    with nullcontext() if fits else pytest.raises(ValueError, match=r"which hold 1; lower --replicas"):
+        cluster._check_room(scale, may_grow=False)
+    cluster._check_room(scale, may_grow=True)
+    assert ("which hold 1; nothing listens until it has grown" in caplog.text) == (not fits)
 
 
 def test_a_version_goes_back_in_though_its_files_are_gone_from_here(monkeypatch: pytest.MonkeyPatch) -> None:

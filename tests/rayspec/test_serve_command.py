@@ -14,6 +14,7 @@ from fixture_models import TARGET
 from mlflow import MlflowClient
 
 from rayspec.commands import serve as command
+from rayspec.farm.ranks import ranks_of
 from rayspec.serving.access import check_is_free
 from rayspec.serving.champion import find_champion
 from rayspec.serving.events import Standing, standing_tag
@@ -286,6 +287,20 @@ def test_a_replica_needs_a_gpu_for_each_rank(
     for gpus in (0.5, 1, ranks - 1):
         with pytest.raises(ValueError, match=rf"^gpus must be at least {ranks}, the ranks that .*, got {gpus}"):
             _check(champion, ServiceArgs(source=MODEL, gpus=gpus))
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        ([], 4),
+        (["--tp-size", "1"], 2),
+        (["--tensor-parallel-size=4", "--dp", "1", "--enable-metrics"], 4),
+        (["--tp", "2", "--tp", "8"], 16),
+        (["--enable-dp-attention"], 2),
+    ],
+)
+def test_words_for_sglang_win_over_the_measured_ranks(words: list[str], ranks: int) -> None:
+    assert ranks_of({"tp_size": 2, "dp_size": 2, "pp_size": None}, words) == ranks
 
 
 def test_what_a_roll_over_has_refused_is_not_served(

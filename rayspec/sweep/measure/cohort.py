@@ -76,7 +76,9 @@ class CohortRun:
         self.state = SweepState(self.plan, journal.read(cohort.name))
         self.passes = 0
         self._starting_s = 0.0  # time of the round spent on starting engines whose turn came
-        self._has_timed_heads = bool(self.state.head_latency_s) or not self.config.head_latency
+        # tensor-parallel ranks share large heads, so that none runs what is timed alone
+        is_timed = self.config.head_latency and self.config.engine.extra.get("tp_size", 1) == 1
+        self._has_timed_heads = bool(self.state.head_latency_s) or not is_timed
 
     def one_pass(self) -> PassResult:
         """Measure what the journal lacks of the next pass. Once it holds the cohort's end, nothing is measured."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayspec.farm.gpu_share import equal_share, memory_fraction
+from rayspec.farm.ranks import ranks_of
 from rayspec.sweep.config import SweepConfig
 
 MEMORY_SHARE = equal_share(2)
@@ -33,10 +34,10 @@ class Placement:
 def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:
     """For a cluster whose nodes have so many GPUs. Raises ValueError where an engine has no room."""
     most, nodes = max(gpus_of_nodes, default=0.0), config.engine.nodes
-    tp_size = int(config.engine.extra.get("tp_size", 1))
+    ranks = ranks_of(config.engine.extra)
     num_gpus, side_by_side = config.ray.num_gpus, config.ray.side_by_side
     if num_gpus is None:
-        whole = tp_size // nodes  # Ray divides one GPU, of several it gives whole ones
+        whole = ranks // nodes  # Ray divides one GPU, of several it gives whole ones
         num_gpus = (float(whole) if whole > 1 or side_by_side is False else 0.5) if most else 0.0
     if side_by_side is None:
         side_by_side = 2 * num_gpus <= most
@@ -45,9 +46,9 @@ def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:
     if asked > most:  # Ray would wait for such a node without a word
         way_out = "leave ray.side_by_side out" if num_gpus <= most else "raise engine.nodes"
         raise ValueError(
-            f"the engines of a cohort need {asked:g} GPUs of a node (engine.extra.tp_size {tp_size} over engine.nodes "
-            f"{nodes}, ray.num_gpus {num_gpus:g} each), but no node of the Ray cluster has more than {most:g}; "
-            f"{way_out}, or lower engine.extra.tp_size"
+            f"the engines of a cohort need {asked:g} GPUs of a node ({ranks} ranks, tp_size x pp_size x dp_size of "
+            f"engine.extra, over engine.nodes {nodes}; ray.num_gpus {num_gpus:g} each), but no node of the Ray cluster "
+            f"has more than {most:g}; {way_out}, or lower the ranks"
         )
     if not side_by_side or not 0 < num_gpus < 1:
         return placement
