@@ -77,8 +77,8 @@ def test_precision_that_is_left_open_is_the_machines(can: bool, monkeypatch: pyt
     config = DrafterTrainConfig(drafters=[FULL], device="cpu")
     assert config.target_dtype == fast
     assert config.resolved().recipe.bfloat16 == can
-    assert _dtype(on_gpu=False) == ("bfloat16" if can else "float32")
-    assert _dtype(on_gpu=True) == "bfloat16"
+    assert _dtype(num_gpus=0) == ("bfloat16" if can else "float32")
+    assert _dtype(num_gpus=0.5) == "bfloat16"
     for count, dtype in ((0, fast), (1, torch.bfloat16)):
         workers = replace(config, device="auto", workers=WorkersConfig(num_gpus=count))
         assert workers.target_dtype == dtype
