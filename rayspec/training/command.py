@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayspec.config import load_config
 from rayspec.job import problem, set_up
+from rayspec.messages import first_line
 from rayspec.shipped import leaving_nothing
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def run(command: str, about: str, arguments: list[str], steps: Steps) -> int:
         from rayspec.training.drafter_config import DrafterTrainConfig
 
         config = load_config(DrafterTrainConfig, options.config, options.overrides)
-        from rayspec.farm.runtime import EngineFailed  # imports torch; a typing error should not wait
+        import torch  # a typing error should not wait
+
+        from rayspec.farm.runtime import EngineFailed
 
         plan, make = steps()
         with leaving_nothing(options.plan):
@@ -46,6 +49,10 @@ def run(command: str, about: str, arguments: list[str], steps: Steps) -> int:
         make(config)
     except (EngineFailed, ChildProcessError, FloatingPointError) as error:  # engines, workers, a gradient
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except torch.OutOfMemoryError as error:
+        way_out = "raise recipe.accumulate, or train by more workers (workers.count, workers.shard_target)"
+        print(f"error: {first_line(error)}; {way_out}; what was made is kept", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
         print(f"error: {problem(error)}", file=sys.stderr)

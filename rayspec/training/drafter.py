@@ -237,7 +237,8 @@ class _Training:
             if entry.tree is not None:
                 drafter.draft_tree = self._found_tree() if tree is None else tree
             acceptance = self._measured(log, limit=None)
-            found = _tree_figures(drafter, self.target, self.held_out, self.draft_steps)
+            with autocast(self.recipe, self.target.device):
+                found = _tree_figures(drafter, self.target, self.held_out, self.draft_steps)
             log.tree_measured(found)
             if self.group.is_writer:
                 export(

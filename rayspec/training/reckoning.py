@@ -139,7 +139,8 @@ def reckon(config: DrafterTrainConfig, target: FrozenTarget) -> list[str]:
         lines.append(
             f"hidden states: {tokens:.3g} tokens, once for all drafters: {_hours(own)} = 2 Pa x tokens / FLOP/s"
         )
-    lines.append(memory_line(config, target, size, list(drafters.values())))
+    line, needed = training_memory(config, target, size, list(drafters.values()))
+    lines += [line, *_too_little(config, needed)]
     lines.append(f"in all {_hours(hours)}, to which evaluation and starts come")
     return lines
 
@@ -150,9 +151,8 @@ def answer_cost(
     """(line, GPU hours) of the `share` of the answers that is missing; `requests` run at once."""
     if answers.as_given:
         return f"{name}: taken as given, the target writes nothing", 0.0
-    turns = 2 if answers.follow_up_share else 1
     sequences = answers.count * share
-    new, all_tokens = sequences * turns * answers.answer_tokens, sequences * answers.most_tokens
+    new, all_tokens = sequences * answers.most_answer_tokens, sequences * answers.most_tokens
     compute = gpu.hours(2 * (target.active + target.head) * all_tokens)
     reading = gpu.read_hours(new / requests * 2 * target.params)
     hours = max(compute, reading)
@@ -170,9 +170,8 @@ def training_cost(
     if not drafter.is_trained:
         return f"{name}: trains nothing", 0.0
     r, answers = config.recipe, config.answers
-    turns = 2 if answers.follow_up_share else 1
     tokens = r.num_steps * r.batch_size * answers.most_tokens
-    rows = r.num_steps * r.batch_size * turns * answers.answer_tokens
+    rows = r.num_steps * r.batch_size * answers.most_answer_tokens
     passes = drafter.positions if drafter.reuses else 1
     body_flops = (2 if drafter.is_body_frozen else 6) * drafter.body * passes * tokens
     head_flops = drafter.positions * (6 * drafter.trained_head + 4 * drafter.frozen_head) * rows
@@ -189,10 +188,12 @@ def training_cost(
     return line, hours
 
 
-def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSize, drafters: list[DrafterSize]) -> str:
-    """The memory of one worker, or of the process that trains alone, with the largest drafter."""
+def training_memory(
+    config: DrafterTrainConfig, target: FrozenTarget, size: TargetSize, drafters: list[DrafterSize]
+) -> tuple[str, float]:
+    """(line, bytes) of one worker, or of the process that trains alone, with the largest drafter."""
     r, model = config.recipe, target.model.config
-    b, L = config.sequences_at_once, config.answers.most_tokens
+    b, L, A = config.sequences_at_once, config.answers.most_tokens, config.answers.most_answer_tokens
     each = config.target_dtype.itemsize
     weights, formula = each * size.params, f"{each} P"
     if config.workers is not None and config.workers.shard_target:
@@ -200,7 +201,7 @@ def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSi
         weights = each * (size.params - in_layers + in_layers // config.workers.count)
         formula = f"{each} (P outside of layers + P in layers / W)"
     states = (model.num_hidden_layers + 1) * b * L * model.hidden_size * each
-    logits = 3 * r.chunk_rows * model.vocab_size * 4
+    logits = 3 * min(r.chunk_rows, b * A) * model.vocab_size * 4
     kept = 20 if r.ema else 16
     drafter = max(kept * d.trained + each * d.frozen_head for d in drafters)
     scores = max(8 * (d.positions - 1) * b * d.attention_heads * L * L * d.is_trained for d in drafters)
@@ -211,12 +212,27 @@ def memory_line(config: DrafterTrainConfig, target: FrozenTarget, size: TargetSi
         f"drafter {gib(drafter)} ({kept} a trained parameter, {each} a frozen one of a head)",
         f"states of all layers {gib(states)} ((layers + 1) b L G x {each})",
         f"attention of later draft steps {gib(scores)} (8 (K - 1) b heads L^2)",
-        f"logits {gib(logits)} (12 V chunk_rows)",
+        f"logits {gib(logits)} (12 V min(chunk_rows, b A))",
     ]
-    return (
+    line = (
         f"memory of a training process, b = {b} of B = {r.batch_size} at once: {gib(whole)} = {' + '.join(terms)}; "
         f"and {gib(answers)} of host memory for the answers (5 count L)"
     )
+    return line, whole
+
+
+def _too_little(config: DrafterTrainConfig, needed: float) -> list[str]:
+    """A warning where the GPU has less memory; those of workers are taken to be this machine's kind."""
+    if config.training_device.type != "cuda" or not torch.cuda.is_available():
+        return []
+    there = torch.cuda.get_device_properties(0).total_memory
+    if needed <= there:
+        return []
+    return [
+        f"warning: a training process is reckoned to need {gib(needed)}, but the GPU has {gib(there)}; raise "
+        "recipe.accumulate, or train by more workers (workers.count, and workers.shard_target for a target that is "
+        "most of it)"
+    ]
 
 
 def _hours(hours: float) -> str:

@@ -92,7 +92,7 @@ def _serve(
     config: DrafterTrainConfig, folder: Path, prompts: Sequence[list[int]], draft_steps: int, stop_ids: Sequence[int]
 ) -> tuple[AnswerSet, int]:
     """(what SGLang answered, verify steps in all). Raises EngineFailed."""
-    from rayspec.farm.actor import RuntimeHandle, cluster
+    from rayspec.farm.actor import RuntimeHandle, cluster, node_gpus
     from rayspec.farm.runtime import EngineSpec
     from rayspec.training.data.engine_pool import sampling_params
 
@@ -115,7 +115,7 @@ def _serve(
             spec,
             log,
             num_cpus=config.engines.num_cpus,
-            num_gpus=config.engines.num_gpus,
+            num_gpus=config.engines.gpus_each(node_gpus()),
             block_timeout_s=config.engines.batch_timeout_s,
         )
         try:

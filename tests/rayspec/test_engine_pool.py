@@ -191,6 +191,24 @@ def test_a_start_that_fails_is_tried_again_only_where_the_engine_ran_before() ->
     assert [e.start for e in world.made] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("at", ["timeout", "error"])
+def test_an_engine_that_never_starts_is_left_out_where_another_is_up(at: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As on a cluster with fewer GPUs than engines, or with a bad one."""
+    world = World(order=lambda busy: 0 if 0 in busy else 1 if at == "error" else None)
+    pool = world.pool(2)
+    assert [place.number for place in pool._places] == [0, 1]
+    if at == "error":
+        world.failures[(1, "start 0")] = [EngineFailed("bad card")]
+        world.order = lambda busy: busy[-1]
+    else:
+        pool._places[1].deadline = 0.0
+    assert len(list(pool.run(pieces(3)))) == 3
+    assert {place for place, _, _ in world.asked} == {0}
+    assert [(e.place, e.is_alive) for e in world.made] == [(0, True), (1, False)], "and is not tried again"
+    assert "engine 1 is left out, the others go on: " in caplog.text
+    assert ("bad card" if at == "error" else "did not start within engines.start_timeout_s=1200 s") in caplog.text
+
+
 def test_a_request_that_is_refused_stops_the_run() -> None:
     """It would be refused everywhere."""
     world = World()

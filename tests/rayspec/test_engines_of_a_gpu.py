@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from fixture_models import DRAFTERS, PROMPTS, TARGET
 
 from rayspec.farm.gpu_share import FOR_ENGINES, check_room
@@ -29,14 +30,16 @@ class Card:
         self.bundles: list[dict[str, float]] = []
         self.fails: set[str] = set()
         self.made: list[Any] = []
+        self.nodes: list[float] = []  # GPUs of each
 
     def handle(self) -> type:
         card = self
 
         class Handle:
-            def __init__(self, spec: EngineSpec, log_path: Path, *, place: Any = None, **_: Any) -> None:
+            def __init__(self, spec: EngineSpec, log_path: Path, *, place: Any = None, **options: Any) -> None:
                 self.name, self.place, self.is_alive = log_path.stem, place, True
                 self.fraction = spec.overrides.get("mem_fraction_static")
+                self.dtype, self.num_gpus = spec.overrides.get("dtype"), options["num_gpus"]
                 card.made.append(self)
 
             def begin_start(self) -> "Handle":
@@ -83,6 +86,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     for module in ("rayspec.gate.engines", "rayspec.farm.actor"):
         monkeypatch.setattr(f"{module}.cluster", cluster)
     monkeypatch.setattr("rayspec.gate.engines.node_gpus", lambda: [1.0])
+    monkeypatch.setattr("rayspec.farm.actor.node_gpus", lambda: card.nodes)
     monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
     return card
 
@@ -170,6 +174,51 @@ def test_an_engine_without_a_neighbour_takes_what_sglang_gives_it(
         pass
     assert card.taken == {}
     assert card.bundles == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes", "num_gpus"),
+    [
+        ({}, [0.0, 8.0], 1.0),
+        ({"extra": {"tp_size": 2}}, [8.0], 2.0),
+        ({}, [0.0], 0.0),
+        ({"num_gpus": 0.0}, [8.0], 0.0),
+        ({"num_gpus": 0.5}, [8.0], 0.5),
+    ],
+    ids=["one", "one_a_rank", "no_gpu", "none_asked_for", "half_asked_for"],
+)
+def test_engines_take_gpus_where_there_are_any(
+    card: Card, tmp_path: Path, settings: dict[str, Any], nodes: list[float], num_gpus: float
+) -> None:
+    card.nodes = nodes
+    with answer_engines(AnswerEnginesConfig(**settings), str(TARGET), 64, [2], tmp_path, 0):
+        pass
+    assert [handle.num_gpus for handle in card.made] == [num_gpus]
+
+
+@pytest.mark.parametrize("num_gpus", [None, 0.0, 1.0])
+def test_engines_on_a_gpu_answer_in_bfloat16_whatever_the_processor(
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_gpus: float | None
+) -> None:
+    """SGLang finds a GPU also where none is reserved, and its norms do not start there in float32."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    card.nodes = [1.0]
+    with answer_engines(AnswerEnginesConfig(num_gpus=num_gpus), str(TARGET), 64, [2], tmp_path, 0):
+        pass
+    assert [handle.dtype for handle in card.made] == ["bfloat16"]
+
+
+@pytest.mark.parametrize(("count", "num_gpus", "room"), [(8, 1.0, 5), (8, None, 5), (3, 2.0, 2), (5, 1.0, None)])
+def test_more_engines_than_gpus_are_warned_of(
+    card: Card, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int, num_gpus: float | None, room: int | None
+) -> None:
+    card.nodes = [3.0, 2.0]
+    with answer_engines(AnswerEnginesConfig(count=count, num_gpus=num_gpus), str(TARGET), 64, [2], tmp_path, 0):
+        pass
+    warned = f"the Ray cluster has GPUs for {room} now; engines that find none within engines.start_timeout_s are left"
+    assert (warned in caplog.text) == (room is not None)
+    assert len(card.made) == count, "the cluster may grow"
 
 
 @pytest.mark.parametrize("share", [0.6, 0.0, "much"])

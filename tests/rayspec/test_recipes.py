@@ -1,6 +1,7 @@
 """The recipes for published models: planned at their real sizes, and trained and attached at the tests' own."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -22,6 +23,7 @@ from rayspec.training.data.answers import AnswersConfig, Prompt, TargetName, mak
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, EvaluationConfig
 from rayspec.training.drafter_runs import plan, train_all
 from rayspec.training.frozen_target import FrozenTarget, target_sha256
+from rayspec.training.reckoning import DrafterSize, TargetSize, training_memory
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.heads import parse_head
 
@@ -49,6 +51,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
 }  # fmt: skip
 TRAIN = ("train", "train_truncated", "heads")
+CARD_GIB = 80 * 0.9  # of an 80 GB card, the rest for what the reckoning leaves out
 TEMPLATE = "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}"
 
 
@@ -93,7 +96,34 @@ def test_training_is_planned_with_its_cost(model: str, name: str, tmp_path: Path
         assert "GPU hours = (2 Pa x tokens + " in cost
         assert "1.35e+10 tokens (steps x B x L)" in cost  # ten passes over 660000 sequences of 2048
     assert any(line.startswith("answers: 9.72e+08 tokens to write") for line in lines)
-    assert any(line.startswith("memory of a training process, b = 64 of B = 64 at once: ") for line in lines)
+    b = config.sequences_at_once
+    assert any(line.startswith(f"memory of a training process, b = {b} of B = 64 at once: ") for line in lines)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_training_fits_an_80_gb_card(model: str) -> None:
+    """In bfloat16, as on any GPU; also one of eight, shared out as the recipe says."""
+    file = file_of(model, "train")
+    (eight,) = re.findall(r"of eight: workers='(.*)' (recipe\.accumulate=\d+)$", file.read_text(), re.M)
+    for name in ("train", "train_truncated"):
+        for changes in ([], [f"workers={eight[0]}", eight[1]]):
+            config = load_config(DrafterTrainConfig, file_of(model, name), ["recipe.bfloat16=true", *changes])
+            target = FrozenTarget.without_weights(config.target_folder)
+            drafters = [DrafterSize.of(entry, config, target) for entry in config.drafters]
+            line, needed = training_memory(config, target, TargetSize.of(target.model), drafters)
+            assert needed / 2**30 < CARD_GIB, line
+            assert config.sequences_at_once == training(model, "train").sequences_at_once
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_few_chunks_of_rows_feed_a_gpu(model: str) -> None:
+    """The default is for a CPU: each chunk reads and writes the head's gradient, as large as the head."""
+    for name in TRAIN:
+        config = training(model, name)
+        rows = config.sequences_at_once * config.answers.answer_tokens
+        assert rows / config.recipe.chunk_rows <= 2
+        assert config.recipe.chunk_rows >= 1024
+        assert config.recipe.accumulate == training(model, "train").recipe.accumulate
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -162,13 +192,14 @@ def scaled(entry: DrafterEntry, model: str) -> DrafterEntry:
 def small(config: DrafterTrainConfig, toy: Path, model: str) -> DrafterTrainConfig:
     """The recipe as it is but for its sizes; answers are made here, and no engine is asked at the end."""
     answers = replace(config.answers, count=6, batch_size=6, max_prompt_tokens=24, answer_tokens=20)
+    sizes: dict[str, Any] = {"num_steps": 2, "batch_size": 3, "accumulate": 2, "warmup_steps": 1, "chunk_rows": 16}
     return replace(
         config,
         target=str(toy),
         work_dir=str(toy.parent / "work"),
         answers=answers,
         held_out=replace(config.held_out, count=4, batch_size=4, max_prompt_tokens=24, answer_tokens=20),
-        recipe=replace(config.recipe, num_steps=2, batch_size=3, warmup_steps=1, chunk_rows=16, bfloat16=False),
+        recipe=replace(config.recipe, **sizes, bfloat16=False),
         evaluation=EvaluationConfig(draft_steps=config.evaluation.draft_steps, every=2, sequences=2, served_prompts=0),
         drafters=[scaled(entry, model) for entry in config.drafters],
         mlflow=False,

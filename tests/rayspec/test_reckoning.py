@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from rayspec.training.data.answers import AnswersConfig
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, WorkersConfig
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.recipe import Recipe
-from rayspec.training.reckoning import DrafterSize, Gpu, TargetSize, answer_cost, reckon, training_cost
+from rayspec.training.reckoning import DrafterSize, Gpu, TargetSize, answer_cost, reckon, training_cost, training_memory
 from sglang_ext.drafters import parse_drafter
 from sglang_ext.heads import parse_head
 
@@ -131,6 +132,32 @@ def test_a_plan_adds_up(tiny_target_folder: Path) -> None:
     body_and_head = DrafterSize.of(FULL, config(tiny_target_folder), FrozenTarget.without_weights(tiny_target_folder))
     wanted = [2 * params, 16 * body_and_head.trained, 9 * B * L * G * 2, 8 * 6 * B * 4 * L * L, 12 * V * 16]
     assert parts == pytest.approx([x / 2**30 for x in wanted], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("device", "gib", "warns"), [("auto", 0.001, True), ("auto", 80, False), ("cpu", 0.001, False)]
+)
+def test_a_gpu_that_is_too_small_is_warned_of(
+    tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, gib: float, warns: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=gib * 2**30))
+    lines = reckon(config(tiny_target_folder, device=device), FrozenTarget.without_weights(tiny_target_folder))
+    warnings = [line for line in lines if line.startswith("warning")]
+    assert len(warnings) == warns
+    assert all("but the GPU has 0.001 GiB; raise recipe.accumulate, or train by more workers" in w for w in warnings)
+
+
+def test_chunks_are_no_larger_than_the_rows_at_once(tiny_target_folder: Path) -> None:
+    asked = config(tiny_target_folder)
+    target = FrozenTarget.without_weights(tiny_target_folder)
+    size, drafters = TargetSize.of(target.model), [DrafterSize.of(FULL, asked, target)]
+    rows = asked.recipe.batch_size * asked.answers.answer_tokens
+    found = [
+        training_memory(replace(asked, recipe=replace(asked.recipe, chunk_rows=n)), target, size, drafters)[1]
+        for n in (16, rows, 100 * rows)
+    ]
+    assert found[1] == found[2] == pytest.approx(found[0] + 12 * 257 * (rows - 16))
 
 
 def test_pieces_and_shared_layers_take_less_memory_of_a_worker(tiny_target_folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Training of Medusa, Hydra and SpecFormer: what a row reads, what learns, the tree found, and what is stored."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +196,23 @@ def test_specformer_learns_and_exports(trained: Path, tiny_target: FrozenTarget,
     again = measure(drafter, tiny_target, answers, num_steps=3, batch_size=4, chunk_rows=16)
     assert again.u == pytest.approx(report["held_out"]["u"], abs=0.03)  # stored in bfloat16
     assert is_exported(run_config(trained, SPECFORMER), SPECFORMER, tiny_target.sha256)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frozen_head_in_bfloat16_is_trained_on_and_its_tree_measured(
+    kind: str, tiny_target: FrozenTarget, answers: AnswerSet, tmp_path: Path
+) -> None:
+    """Its rows are in the target's precision, the body in float32: what a position reads is in the body's."""
+    entry = replace(KINDS[kind], freeze_head=True)
+    recipe = replace(RECIPE, num_steps=1, warmup_steps=0, bfloat16=True)
+    target = replace(tiny_target, model=copy.deepcopy(tiny_target.model).bfloat16())
+    drafter = new_drafter(target, entry, recipe, answers)
+    assert {p.dtype for p in drafter.lm_head.parameters()} == {torch.bfloat16}
+    rows = roll_out(drafter, target, Batch.of(answers, torch.tensor([0])), 3)
+    assert rows.hidden_KNH.dtype == torch.float32
+    train_drafter(run_config(tmp_path, entry, recipe=recipe), entry, target, answers, answers)
+    held_out = json.loads((tmp_path / "out" / kind / "training.json").read_text())["held_out"]
+    assert (held_out["tree"]["tau"] >= 1) if entry.tree else "tree" not in held_out
 
 
 @pytest.mark.parametrize(("kind", "least"), [("specformer", 0.7), ("hydra-prefix", 1.0)])

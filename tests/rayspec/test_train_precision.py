@@ -12,6 +12,7 @@ from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig, Wo
 from rayspec.training.drafter_runs import _precision, _recipe_beside
 from rayspec.training.precision import BFLOAT16_INSTRUCTIONS, Float32Muon, has_bfloat16
 from rayspec.training.recipe import Recipe
+from rayspec.training.train_state import Progress, load_state, save_state
 from sglang_ext.heads import parse_head
 
 CPU = torch.device("cpu")
@@ -77,8 +78,8 @@ def test_precision_that_is_left_open_is_the_machines(can: bool, monkeypatch: pyt
     config = DrafterTrainConfig(drafters=[FULL], device="cpu")
     assert config.target_dtype == fast
     assert config.resolved().recipe.bfloat16 == can
-    assert _dtype(on_gpu=False) == ("bfloat16" if can else "float32")
-    assert _dtype(on_gpu=True) == "bfloat16"
+    assert _dtype(num_gpus=0) == ("bfloat16" if can else "float32")
+    assert _dtype(num_gpus=0.5) == "bfloat16"
     for count, dtype in ((0, fast), (1, torch.bfloat16)):
         workers = replace(config, device="auto", workers=WorkersConfig(num_gpus=count))
         assert workers.target_dtype == dtype
@@ -99,3 +100,19 @@ def test_a_drafter_of_either_precision_is_the_recipes_unless_it_names_one() -> N
         assert _recipe_beside(open_, recipe) == recipe
         assert (_recipe_beside(explicit, recipe) == recipe) == (stored is False)
     assert _recipe_beside(open_, Recipe(bfloat16=True, lr=0.5).to_dict()) != Recipe(bfloat16=True, lr=0.5).to_dict()
+
+
+def test_an_unfinished_training_in_the_other_precision_is_refused_with_the_value_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun on an old processor, to go on where there are instructions: a recipe that leaves it open means another."""
+    config, model = DrafterTrainConfig(drafters=[FULL], device="cpu"), torch.nn.Linear(2, 2)
+
+    def fingerprint(can: bool) -> dict[str, Any]:
+        capabilities(monkeypatch, {"avx512_bf16": can})
+        return {"recipe": config.resolved().recipe.to_dict()}
+
+    save_state(tmp_path, Progress(fingerprint=fingerprint(False)), model, [])
+    with pytest.raises(ValueError, match=r"with recipe\.bfloat16=False, now it is True; set it back"):
+        load_state(tmp_path, fingerprint(True), model, [])
+    assert load_state(tmp_path, fingerprint(False), model, []) is not None

@@ -112,8 +112,16 @@ class AnswersConfig(Settings):
     @property
     def most_tokens(self) -> int:
         """The most tokens that a sequence may have, the chat template's included."""
-        turns = 2 if self.follow_up_share else 1
-        return turns * (self.max_prompt_tokens + TEMPLATE_TOKENS + self.answer_tokens)
+        return self._turns * (self.max_prompt_tokens + TEMPLATE_TOKENS + self.answer_tokens)
+
+    @property
+    def most_answer_tokens(self) -> int:
+        """Of all turns of a sequence."""
+        return self._turns * self.answer_tokens
+
+    @property
+    def _turns(self) -> int:
+        return 2 if self.follow_up_share else 1
 
     def temperature_of(self, index: int) -> float:
         """NaN where it is not the target that answers."""

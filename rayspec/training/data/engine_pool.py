@@ -1,8 +1,8 @@
 """Pieces of work handed to engines one by one: an engine that has finished one takes the next, and waits for no other.
 
 When an engine dies, its piece goes back to the front of the queue, where whichever engine is free begins it anew, and
-the engine is started again, at most `restarts` times; then the others go on without it. Engines that share a GPU start
-one after the other. Knows no Ray: `wait` does.
+the engine is started again, at most `restarts` times; then the others go on without it, as they do without one that
+never starts. Engines that share a GPU start one after the other. Knows no Ray: `wait` does.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class EnginePool:
     """`make(place, start, beside)`: an engine that is not started yet, `start` counted from 0, and `beside` how many
     others are up on its GPU, which `per_gpu` places in a row share. `Pool` of asking.py.
 
-    Raises EngineFailed: from `wait_until_one_is_up` and `run` where an engine does not start the first time, where one
-    refuses a request, and where all have died too often.
+    Raises EngineFailed: from `start` and `run` where an engine does not start before any has, where one refuses a
+    request, and where all have died too often.
     """
 
     count: int
@@ -123,12 +123,10 @@ class EnginePool:
                 if place.ref not in ready:
                     self._give_up(place)
                 found += self._finish(place)
-            except EngineDied as error:
-                self._bury(place, queue, error)
             except EngineFailed as error:
-                if place.piece is not None or not place.has_started:
-                    raise
-                self._bury(place, queue, error)  # it ran before: what it needs may not be free again yet
+                if place.piece is not None and not isinstance(error, EngineDied):
+                    raise  # a request that is refused
+                self._bury(place, queue, error)
         self._begin_starts()
         return found
 
@@ -169,7 +167,10 @@ class EnginePool:
 
     def _give_up(self, place: Place) -> None:
         if place.piece is None:
-            what = f"did not start within engines.start_timeout_s={self.start_timeout_s:g} s; raise it"
+            what = (
+                f"did not start within engines.start_timeout_s={self.start_timeout_s:g} s; raise it, or ask for no "
+                "more than there is of CPUs and GPUs (engines.count, engines.num_cpus, engines.num_gpus)"
+            )
         else:
             what = (
                 f"did not answer within engines.batch_timeout_s={self.batch_timeout_s:g} s; raise it, or lower "
@@ -178,11 +179,16 @@ class EnginePool:
         raise EngineDied(f"engine {place.number} {what}")
 
     def _bury(self, place: Place, queue: deque[int], error: EngineFailed) -> None:
-        """Take the piece of a dead engine back, and start the engine again; or leave it out if it has died too often.
-        Raises the error where none is left, and where it never started."""
+        """Take the piece of a dead engine back, and start the engine again: what it needs may not be free yet. One that
+        has died too often is left out, and so is one that never started while another has: their settings are the same,
+        so that its place is at fault. Raises the error where none is left, and where none has started."""
         place.engine.kill()
-        if not place.has_started:
+        if not any(other.has_started for other in (*self._places, *self._waiting)):
             raise error
+        if not place.has_started:
+            self._places.remove(place)
+            logger.warning("engine %d is left out, the others go on: %s", place.number, error)
+            return
         place.deaths += 1
         if place.piece is not None:
             queue.appendleft(place.piece.number)

@@ -36,10 +36,10 @@ def init_body(drafter: SpecFormerDrafter, target: Target, probe: Batch, seed: in
 
 
 def carried(drafter: SpecFormerDrafter, target: Target, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """What the slots of each token are made of [B, T, H], in the drafter's dtype, and the target's last hidden state
+    """What the slots of each token are made of [B, T, H], in its body's dtype, and the target's last hidden state
     [B, T, G]."""
     taps, last_hidden = target.features(ids_BT, drafter.config.tap_layers)
-    return drafter.context(taps.to(next(drafter.parameters()).dtype)), last_hidden
+    return drafter.context(taps.to(drafter.body_dtype)), last_hidden
 
 
 def roll_out(drafter: SpecFormerDrafter, target: Target, batch: Batch, num_steps: int) -> Rows:

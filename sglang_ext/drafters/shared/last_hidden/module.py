@@ -27,6 +27,11 @@ class LastHiddenDrafter(Drafter, ABC):
     config: LastHiddenConfig
     reads_path: ClassVar[bool]  # whether a position's state depends on the tokens drafted before it
 
+    @property
+    def body_dtype(self) -> torch.dtype:
+        """The head's may be another: training keeps frozen rows in the target's."""
+        return next(p.dtype for name, p in self.named_parameters() if not name.startswith("lm_head."))
+
     def begin(self, hidden_TH: Tensor, num_steps: int) -> Tensor:
         """What each position of a draft reads of the one vector of each row, [T, num_steps, H]; made once a draft."""
         return hidden_TH[:, None].expand(-1, num_steps, -1)

@@ -31,10 +31,10 @@ def init_body(drafter: LastHiddenDrafter, target: Target, probe: Batch, seed: in
 
 
 def carried(drafter: LastHiddenDrafter, target: Target, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """The vector [B, T, H] that the drafter would draft from after each token, in its dtype, and the target's last
-    hidden state [B, T, G]."""
+    """The vector [B, T, H] that the drafter would draft from after each token, in its body's dtype, and the target's
+    last hidden state [B, T, G]."""
     last_hidden = target.last_hidden(ids_BT)
-    return last_hidden.to(next(drafter.parameters()).dtype), last_hidden
+    return last_hidden.to(drafter.body_dtype), last_hidden
 
 
 def roll_out(drafter: LastHiddenDrafter, target: Target, batch: Batch, num_steps: int) -> Rows:
