@@ -1,5 +1,6 @@
 """Live swaps around CUDA graphs: what is captured again, what is read, who stays, and what ranks tell each other."""
 
+import json
 import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from sglang_ext.adapter import engine as engine_calls
 from sglang_ext.adapter import ranks, swap
 from sglang_ext.adapter.models import hosted_head, sharded_head
-from sglang_ext.adapter.models.hosted_head import HostsHead
+from sglang_ext.adapter.models.hosted_head import DraftShape, HostsHead
 from sglang_ext.adapter.ranks import RanksDiffer, on_all_ranks
 from sglang_ext.adapter.requests import check_tokenized
 from sglang_ext.adapter.workers import eagle as draft_worker
@@ -28,6 +29,7 @@ from sglang_ext.drafters.checkpoint import load_drafter, origins
 from sglang_ext.drafters.checkpoint_config import read_info
 from sglang_ext.folder_kinds import WEIGHTS
 from sglang_ext.heads import DraftHead
+from sglang_ext.trees.slim import SlimOptions, SlimTree
 
 
 class Captured:
@@ -86,6 +88,7 @@ class Hosting(Model):
         super().__init__()
         self.info, self.model, self.loaded = read_info(running), torch.nn.Linear(1, 1), set[str]()
         self.origins = origins(self.info)
+        self.shape = DraftShape(steps=2, topk=1, nodes=3)
 
     def swap(self, info: Any, tensors: Any, origins: Any) -> bool:
         return HostsHead.swap(self, info, tensors, origins)
@@ -150,6 +153,34 @@ def test_a_swap_reads_no_body_that_is_there(
         torch.testing.assert_close(tensor, drafter.lm_head.state_dict()[name])
     body = {name for name in drafter.state_dict() if not name.startswith("lm_head.")}
     assert named & body == model.loaded == (set() if shares else body)
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_swap_while_a_policy_rests_makes_the_tree_of_its_drafts(
+    worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda worker: None)
+    monkeypatch.setattr(hosted_head, "get_parallel", lambda: SimpleNamespace(pp_size=1))
+    model = worker.draft_runner.model = Hosting(str(DRAFTERS["full"]))
+    spec = SimpleNamespace(speculative_num_steps=2, speculative_eagle_topk=2, speculative_num_draft_tokens=4)
+    monkeypatch.setattr(hosted_head, "get_spec", lambda: spec)
+    model.shape = DraftShape.at_start()
+    spec.speculative_num_draft_tokens = 1  # at rest: the root alone
+    swap.swap_drafter(scheduler_of(worker), str(with_tree(tmp_path / "slim")))
+    assert model.pruner is not None
+    assert model.pruner.num_nodes == 4
+
+
+def with_tree(folder: Path) -> Path:
+    """The drafter `full` with a tree, whose pairs have not been counted."""
+    shutil.copytree(DRAFTERS["full"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["draft_tree"] = {"kind": "slim", "correlation": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    tree = SlimTree(SlimOptions(correlation=False), config["vocab_size"])
+    tensors = load_file(folder / WEIGHTS) | {f"draft_tree.{name}": t for name, t in tree.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
 
 
 def another_body(folder: Path) -> Path:

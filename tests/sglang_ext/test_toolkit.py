@@ -7,7 +7,7 @@ import pytest
 import torch
 from sglang.kernels.jit.utils.compile import toolchain
 
-from sglang_ext.adapter import engine
+from sglang_ext.adapter import engine, plugin
 from sglang_ext.adapter.toolkit import check_toolkit
 
 
@@ -28,6 +28,12 @@ def test_an_engine_does_not_start_on_cuda_without_nvcc(home: Path, monkeypatch: 
     (home / "bin").mkdir()
     (home / "bin" / "nvcc").touch(mode=0o755)
     engine.start_engine("target", None)
+
+
+def test_nor_does_a_server_that_speculates(home: Path) -> None:
+    """SGLang's own command, which rayspec serve runs: its scheduler asks for the worker."""
+    with pytest.raises(RuntimeError, match=rf"there is no {home}/bin/nvcc; install the CUDA toolkit"):
+        plugin.create_worker(lambda *_: pytest.fail("made a worker"), "EAGLE3", SimpleNamespace())
 
 
 @pytest.mark.parametrize("other", ["no GPU", "SGLang's CPU engine", "ROCm"])

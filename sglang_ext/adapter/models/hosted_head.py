@@ -206,11 +206,26 @@ class Hosted:
     origins: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class DraftShape:
+    """The longest drafts of a server. What SGLang says of the present ones is shorter while a policy rests."""
+
+    steps: int
+    topk: int
+    nodes: int
+
+    @classmethod
+    def at_start(cls) -> "DraftShape":
+        spec = get_spec()
+        return cls(spec.speculative_num_steps, spec.speculative_eagle_topk, spec.speculative_num_draft_tokens)
+
+
 class HostsHead(nn.Module, ABC):
     """Put before a stock model class of SGLang: its `lm_head` becomes a draft head of ours, it loads strictly and can
     be swapped live. A class says which `algorithm` serves it, and implements `draft_step`."""
 
     algorithm: ClassVar[str]
+    shape: DraftShape
     info: CheckpointInfo
     pruner: Pruner | None = None
     origins: Mapping[str, str] = MappingProxyType({})  # of the tensors that run
@@ -218,6 +233,7 @@ class HostsHead(nn.Module, ABC):
 
     def host(self, info: CheckpointInfo, config: Any) -> None:
         """Replace SGLang's head and logits processor, when its own __init__ is done."""
+        self.shape = DraftShape.at_start()
         self.info = info
         self.config = config
         self.lm_head = _head_of(info)
@@ -260,8 +276,8 @@ class HostsHead(nn.Module, ABC):
         tensors |= shared_tensors(self.info, own=tensors)
         check_tensors(tensors, self.info)
         check_finite(tensors, self.info.path)
-        self.pruner = _pruner_of(self.info, tensors, self._device)
-        _load_head(self.lm_head, tensors, self.info)
+        self.pruner = _pruner_of(self.info, tensors, self.shape, self._device)
+        _load_head(self.lm_head, tensors, self.info, self.shape)
         self.lm_head = shared_over_ranks(self.lm_head)
         self._load_body(tensors)
 
@@ -302,8 +318,8 @@ class HostsHead(nn.Module, ABC):
         check_replaces(self.info, info, tensors)
         reference = next(self.model.parameters())
         head = _head_of(info).to(reference.device, reference.dtype)
-        _load_head(head, tensors, info)
-        pruner = _pruner_of(info, tensors, self._device)
+        _load_head(head, tensors, info, self.shape)
+        pruner = _pruner_of(info, tensors, self.shape, self._device)
         body = {n for n in tensors if is_of_body(n)}
         held = self.held(origins)
         self.take_over(Hosted(info=info, head=shared_over_ranks(head), pruner=pruner, origins=origins))
@@ -372,39 +388,37 @@ def _head_of(info: CheckpointInfo) -> DraftHead:
     return head
 
 
-def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
+def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo, shape: DraftShape) -> None:
     """Raises ValueError where the tensors contradict each other, where a stop token of the target is out of reach, and
     where a row may have fewer candidates than the tree has branches."""
     with naming(info.path):
         head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
         head.check(served_stop_ids())
-        spec = get_spec()
-        head.expect_rows((1, spec.speculative_eagle_topk))  # the draft loop's beam
-        fewest = head.fewest_candidates(max(1, spec.speculative_num_steps))  # none while a policy decodes plainly
-        if fewest < spec.speculative_eagle_topk:
+        head.expect_rows((1, shape.topk))  # the draft loop's beam
+        fewest = head.fewest_candidates(shape.steps)
+        if fewest < shape.topk:
             raise ValueError(
                 f"a head of kind '{head.kind}' that may score as few as {fewest} tokens cannot serve "
-                f"--speculative-eagle-topk {spec.speculative_eagle_topk}; lower it, or use a head with more candidates"
+                f"--speculative-eagle-topk {shape.topk}; lower it, or use a head with more candidates"
             )
 
 
-def _pruner_of(info: CheckpointInfo, tensors: Mapping[str, Tensor], device: torch.device) -> Pruner | None:
+def _pruner_of(
+    info: CheckpointInfo, tensors: Mapping[str, Tensor], shape: DraftShape, device: torch.device
+) -> Pruner | None:
     """The drafter's tree at this engine's size; a chain takes no notice of it. Raises ValueError where it does not
     fit."""
     if info.tree is None:
         return None
-    spec = get_spec()
     with naming(info.path):
         tree = build_tree(info.tree, vocab_size=info.body.vocab_size)
         assert isinstance(tree, PruningTree), "check_tensors has made the drafter"
         tree.load_state_dict({n.removeprefix(TREE_PREFIX): t for n, t in tensors.items() if n.startswith(TREE_PREFIX)})
         tree.check()
-        if spec.speculative_eagle_topk == 1:
+        if shape.topk == 1:
             return None
         if get_parallel().pp_size > 1:
             raise ValueError(
                 "it has a draft_tree, which SGLang cannot hand to the other stages of a pipeline; leave --pp-size out"
             )
-        return tree.pruner(
-            spec.speculative_num_steps, spec.speculative_eagle_topk, spec.speculative_num_draft_tokens, device
-        )
+        return tree.pruner(shape.steps, shape.topk, shape.nodes, device)
