@@ -13,7 +13,6 @@ from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.head_topk import head_topk
@@ -27,6 +26,7 @@ from sglang_ext.settings import Count, one_of
 # Of the vocabulary: a call that would gather more rows of the matrix than this reads all of it in order instead, which
 # is faster from about there on (docs/heads.md).
 MAX_GATHERED = 0.5
+MAX_COPIED = 2048  # rows of the matrix that a CPU copies at a time, as gather_dot does
 TILE = 64  # tokens of a cluster that a kernel scores at a time
 
 
@@ -91,7 +91,7 @@ class ClusteredHead(DraftHead):
         self.register_buffer("cluster_of", torch.full((vocab_size,), -1))
         for name in ("_pinned_P", "_members_MC", "_listed_V", "_starts"):  # laid out by index_clusters
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
-        self._leaves_padding_out = False  # whether what is gathered has no padding, where it costs as much as a token
+        self._is_packed = False  # no graph captures what is packed, and wants a fixed shape
         self._tiles_of: list[int] = []  # tiles that the pinned cluster and so many others can need
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
@@ -189,6 +189,8 @@ class ClusteredHead(DraftHead):
         scores_TM = self.cluster_scores(hidden_TH, routed)
         with self.choosing():
             chosen_Tm = scores_TM.topk(budget, dim=-1).indices
+        if self._is_packed:
+            return self._score_chosen(hidden_TH, chosen_Tm, groups)
         if self._reads_all(T, groups, budget):
             return self._score_all(hidden_TH, chosen_Tm, groups)
         if groups == T:
@@ -213,7 +215,8 @@ class ClusteredHead(DraftHead):
         return min(self.config.clusters, rows // max(groups, 1) * budget)
 
     def _reads_all(self, rows: int, groups: int, budget: int) -> bool:
-        """Whether so many rows, in groups, read the whole matrix: decided by these numbers alone, as shapes are."""
+        """Whether so many rows, in groups, read the whole matrix: decided by these numbers and the largest cluster
+        alone, as shapes are."""
         P, C = len(self._pinned_P), self._members_MC.shape[1]
         return groups * (P + self._most_clusters(rows, groups, budget) * C) > MAX_GATHERED * self.vocab_size
 
@@ -221,8 +224,6 @@ class ClusteredHead(DraftHead):
         """Each row its own clusters."""
         with self.choosing():
             members_Tn = self._members_MC[chosen_Tm].flatten(1)
-            if self._leaves_padding_out:
-                members_Tn = pad_sequence([ids[ids >= 0] for ids in members_Tn], batch_first=True, padding_value=-1)
             ids_Tn = torch.cat([self._pinned_P.expand(len(hidden_TH), -1), members_Tn], dim=1)
         logits_Tn = self.gather_dot(hidden_TH, "weight", ids_Tn.clamp(min=0))
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
@@ -242,27 +243,51 @@ class ClusteredHead(DraftHead):
         ids_Tn = _each_row(ids_Gn, T)
         return Candidates(logits_Tn.masked_fill(ids_Tn < 0, NO_TOKEN), ids_Tn.clamp(min=0))
 
+    def _score_chosen(self, hidden_TH: Tensor, chosen_Tm: Tensor, groups: int) -> Candidates:
+        """The clusters that any row of the call has chosen, without padding and gathered once; of which each row's rest
+        is then struck out. What has been chosen decides whether that is worth it, and not what might have been."""
+        with self.choosing():
+            is_read_M1 = torch.ones(self.config.clusters + 1, dtype=torch.bool, device=chosen_Tm.device)
+            is_read_M1[1:] = _chosen(chosen_Tm, 1, self.config.clusters, torch.bool)[0]
+            read = int(self._starts.diff()[is_read_M1].sum())
+        if read > MAX_GATHERED * self.vocab_size:
+            return self._score_all(hidden_TH, chosen_Tm, groups)
+        with self.choosing():
+            ids_n = is_read_M1.index_select(0, self.cluster_of).nonzero().flatten()
+        parts = [
+            hidden_TH @ self.rows_of("weight", ids).to(hidden_TH.dtype).mT  # x on the left, as in gather_dot
+            for ids in ids_n.split(MAX_COPIED)
+        ]
+        logits_Tn = torch.cat(parts, dim=1)
+        if groups == 1:
+            return Candidates(logits_Tn, ids_n)
+        return Candidates(self._struck_out(logits_Tn, chosen_Tm, groups, self.cluster_of[ids_n]), ids_n)
+
     def _score_all(self, hidden_TH: Tensor, chosen_Tm: Tensor, groups: int) -> Candidates:
         """The whole vocabulary, of which what was not chosen is then struck out."""
         logits_TV = self.project(hidden_TH, "weight")
+        return Candidates(self._struck_out(logits_TV, chosen_Tm, groups, self.cluster_of), None)
+
+    def _struck_out(self, logits_Tn: Tensor, chosen_Tm: Tensor, groups: int, cluster_of_n: Tensor) -> Tensor:
+        """In place: columns whose cluster no row of a group has chosen hold no token for the group's rows."""
         with self.choosing():
-            limit_GM1 = logits_TV.new_full((groups, self.config.clusters + 1), NO_TOKEN)
+            limit_GM1 = logits_Tn.new_full((groups, self.config.clusters + 1), NO_TOKEN)
             limit_GM1[:, 0] = torch.inf
             limit_GM1.scatter_(1, (chosen_Tm + 1).view(groups, -1), torch.inf)
             # several times faster than masked_fill
-            limit_GV = limit_GM1.index_select(1, self.cluster_of)
-        logits_GrV = logits_TV.view(groups, len(hidden_TH) // groups, self.vocab_size)
-        return Candidates(logits_GrV.clamp_(max=limit_GV[:, None]).flatten(0, 1), None)
+            limit_Gn = limit_GM1.index_select(1, cluster_of_n)
+        logits_Grn = logits_Tn.view(groups, len(logits_Tn) // groups, -1)
+        return logits_Grn.clamp_(max=limit_Gn[:, None]).flatten(0, 1)
 
     def pack(self) -> None:
         super().pack()
         self.pack_rows("weight", None)
-        self._leaves_padding_out = True  # no graph captures what is packed, and wants a fixed shape
+        self._is_packed = True
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """Cost of rows of one request, with clusters of mean size that are all different where `scored` is not known.
-        Rows with clusters of their own gather them, or read the whole matrix as `candidates` does; a union is read
-        once, as `fused` does."""
+        Rows with clusters of their own gather them, or read the whole matrix where that is less; a union is read once,
+        as `fused` does."""
         c, budget = self.config, self.config.budget(step)
         if budget == c.clusters:
             return dense_cost(rows, self.weight)
@@ -270,12 +295,11 @@ class ClusteredHead(DraftHead):
         if scored is None:
             pinned = len(self._pinned_P)
             scored = pinned + self._most_clusters(rows, groups, budget) * (self.vocab_size - pinned) // c.clusters
-        if groups > 1 and self._reads_all(rows, groups, budget):
-            scoring = dense_cost(rows, self.weight)
-        elif groups > 1 or rows == 1:
-            scoring = gather_cost(rows, self.weight, round(scored))
-        else:
+        if groups == 1 < rows:
             scoring = dense_cost(rows, self.weight, round(scored))
+        else:
+            ways = gather_cost(rows, self.weight, round(scored)), dense_cost(rows, self.weight)
+            scoring = min(ways, key=lambda way: way.bytes)
         parts = [scoring, *(dense_cost(rows, getattr(self, name)) for name in self.projections)]
         return HeadCost(bytes=sum(part.bytes for part in parts), flops=sum(part.flops for part in parts))
 
