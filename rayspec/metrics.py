@@ -132,10 +132,10 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     """Milliseconds of a speculative step in the head, of that in a router before the layer and in the choice by a
     router's scores, in looking up tokens, in drafting (all of these included) and in verification, and the tokens that
     it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored for a
-    row, in the mean over rows and draft positions.
+    row, in the mean over rows and draft positions, and `shortlist_max`, for one row at most.
 
-    A step serves all requests that run together. Empty where the engine has no clock; without the choice where a block
-    is from before that was clocked.
+    A step serves all requests that run together. Empty where the engine has no clock; without the choice or the maximum
+    where a block is from before that was clocked.
     """
     clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
     steps = sum(c.steps for c in clocks)
@@ -143,6 +143,9 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
         return {}
     rows = sum(c.scoring_rows for c in clocks)
     shortlist = {"shortlist_mean": sum(c.scored_tokens for c in clocks) / rows} if rows else {}
+    most = [c.most_scored for c in clocks if c.scoring_rows]
+    if most and all(most):
+        shortlist["shortlist_max"] = float(max(most))
     choices = [c.choice_s for c in clocks if c.choice_s is not None]
     choice = {"step_choice_ms": 1e3 * sum(choices) / steps} if len(choices) == len(clocks) else {}
     return shortlist | {

@@ -59,7 +59,7 @@ class Drafting:
 
 def draftings(shape: ModelShape) -> dict[str, Drafting]:
     """By name: EAGLE-3 chains with heads of every kind, at the papers' sizes for this shape, then other drafters and
-    trees, all with the full head."""
+    trees, with the full head but for a tree whose rows share what their request has chosen."""
     rank, clusters = shape.hidden // 8, min(512, shape.vocab // 32)
     routed = max(1, clusters * 28 // 128)
     heads: dict[str, dict[str, Any]] = {
@@ -77,7 +77,10 @@ def draftings(shape: ModelShape) -> dict[str, Drafting]:
     return {name: Drafting(head=head) for name, head in heads.items()} | {
         "eagle3-tree": Drafting(head=full, topk=8, nodes=32),
         "eagle3-slim": Drafting(head=full, topk=8, nodes=32, tree="slim"),
+        "dynaspec-tree": Drafting(head={**heads["dynaspec"], "union": "request"}, topk=8, nodes=32),
         "medusa": Drafting(head=full, family="medusa", topk=TOPK, nodes=NODES, tree="static"),
+        "medusa-slim": Drafting(head=full, family="medusa", topk=TOPK, nodes=32, tree="slim"),
+        "hydra": Drafting(head=full, family="hydra", topk=TOPK, nodes=NODES, tree="static"),
         "specformer": Drafting(head=full, family="specformer"),
     }
 
@@ -136,7 +139,7 @@ def _config(shape: ModelShape, kind: str) -> DrafterConfig:
     sizes: dict[str, Any] = {
         "hidden_size": shape.hidden, "vocab_size": shape.vocab, "max_position_embeddings": CONTEXT,
     }  # fmt: skip
-    if kind == "medusa":
+    if kind in ("medusa", "hydra"):
         return config_class(**sizes, positions=DRAFT_STEPS)
     sizes |= {
         "intermediate_size": shape.intermediate,

@@ -32,9 +32,9 @@ class Acceptance:
     tau: list[float]  # tau[k - 1] = 1 + u_1 + .. + u_k: k draft steps, every answer position as a start
     tau_walk: float  # K draft steps from the positions that decoding would really stop at
     overlap: list[float]  # sum_v min(p, q) of each step: acceptance when sampling at temperature 1
-    support: list[float]  # tokens that a row scores at each step, mean
-    mass: list[float]  # p(S), of the target on these tokens
-    tv_on_support: list[float]  # total variation of q from the target's distribution on them, p(. | S)
+    support: list[float]  # tokens that the head scores for a row at each step, mean
+    mass: list[float]  # p(S), of the target where q is not 0: on these tokens, and with rdk on those it hands on to
+    tv_on_support: list[float]  # total variation of q from the target's distribution there, p(. | S)
     chains: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,10 +151,9 @@ def _rollout(
             match_KN[i, rows] = drafts == next_ids_N[rows]
             q_nS, ids = head.distribution(hidden_nH, i, routed)
             p_nS = p_nV if ids is None else p_nV[:, ids] if ids.dim() == 1 else p_nV.gather(1, ids)
-            scored_nS = head.candidates(hidden_nH, i, routed).logits_TS > NO_TOKEN / 2
-            on_support_nS = p_nS * scored_nS
+            on_support_nS = p_nS * (head.candidates(hidden_nH, i, routed).logits_TS > NO_TOKEN / 2)
             mass_n1 = on_support_nS.sum(dim=-1, keepdim=True)
             apart_n = (on_support_nS / mass_n1.clamp(min=torch.finfo(torch.float32).tiny) - q_nS).abs().sum(dim=-1)
-            found = torch.minimum(p_nS, q_nS), scored_nS, mass_n1, 0.5 * apart_n
+            found = torch.minimum(p_nS, q_nS), head.scored(hidden_nH, i, routed), mass_n1, 0.5 * apart_n
             sums_4K[:, i] += torch.stack([part.sum() for part in found])
     return match_KN.cpu(), sums_4K.cpu()

@@ -108,7 +108,8 @@ def start_engine(target: str, drafter: str | None, **options: Any) -> Any:
 class StepTimes:
     """Totals over decode steps; see `StepTotals`. Differences of two readings are what one wants. `draft_s` holds
     `head_s` and `embedding_s`, all of a step but its verification, and `head_s` holds `routing_s` and `choice_s`.
-    `scoring_rows` and `scored_tokens` are sums over the draft positions, of each of which the two others tell."""
+    `scoring_rows` and `scored_tokens` are sums over the draft positions, of each of which the two others tell.
+    `most_scored`, for one row, is since the reading before, so that a difference has the later one's."""
 
     steps: int
     requests: int
@@ -121,11 +122,13 @@ class StepTimes:
     verify_s: float
     scoring_rows: int
     scored_tokens: int
+    most_scored: int
     scoring_rows_by_position: tuple[int, ...]
     scored_tokens_by_position: tuple[int, ...]
 
     def __sub__(self, earlier: "StepTimes") -> "StepTimes":
-        return StepTimes(**{f.name: _difference(getattr(self, f.name), getattr(earlier, f.name)) for f in fields(self)})
+        spent = {f.name: _difference(getattr(self, f.name), getattr(earlier, f.name)) for f in fields(self)}
+        return StepTimes(**{**spent, "most_scored": self.most_scored})
 
 
 def _difference(now: Any, earlier: Any) -> Any:

@@ -9,7 +9,7 @@ pass that is replayed from a graph never asks for its head, so that the head's s
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -43,11 +43,14 @@ class StepTotals:
     # the tokens that it scored for these rows
     scoring_rows: list[int] = field(default_factory=list)
     scored_tokens: list[int] = field(default_factory=list)
+    most_scored: int = 0  # for one row, since the last reading: readings of a maximum have no difference
 
-    def count_scored(self, position: int, rows: int, tokens: int) -> None:
-        for counts, number in ((self.scoring_rows, rows), (self.scored_tokens, tokens)):
+    def count_scored(self, position: int, scored: Sequence[int]) -> None:
+        """`scored`: tokens, for each row that the head was asked about at this draft position."""
+        for counts, number in ((self.scoring_rows, len(scored)), (self.scored_tokens, sum(scored))):
             counts.extend([0] * (position + 1 - len(counts)))
             counts[position] += number
+        self.most_scored = max(self.most_scored, *scored)
 
     def copy(self) -> "StepTotals":
         return replace(self, scoring_rows=list(self.scoring_rows), scored_tokens=list(self.scored_tokens))
@@ -127,8 +130,7 @@ class StepClock:
         many tokens for every row nobody need count."""
         if self.on_device or not (self.is_running and self.is_decoding) or self.totals.steps % COUNT_EVERY != 1:
             return
-        scored_T = head.scored(hidden_TH, step, routed)
-        self.totals.count_scored(step, len(scored_T), int(scored_T.sum()))
+        self.totals.count_scored(step, head.scored(hidden_TH, step, routed).tolist())
 
     def read(self) -> StepTotals:
         """The totals of all parts that have begun; on an accelerator it waits for them."""
@@ -162,7 +164,9 @@ def start_step_clock(scheduler: Any) -> None:
 
 def write_step_clock(scheduler: Any, path: str) -> None:
     """Installed as `Scheduler.rayspec_write_step_clock`: the totals as JSON (an RPC carries no answer), null where no
-    clock runs. Every rank is called, and ranks of other nodes do not have the path."""
+    clock runs. Every rank is called, and ranks of other nodes do not have the path. The next reading's `most_scored` is
+    that of the steps from here on."""
     totals = CLOCK.read() if CLOCK.is_running else None  # on every rank, or events would pile up there
     if get_parallel().tp_rank == 0:
         Path(path).write_text(json.dumps(totals and asdict(totals)))
+    CLOCK.totals.most_scored = 0

@@ -111,13 +111,15 @@ def is_scoring_known(drafter: DrafterCost, shape: StepShape) -> bool:
     return all(drafter.head.at(i).shortlist_size(i) is not None or shape.scored_at(i) is not None for i in positions)
 
 
-def known_shortlist(drafter: DrafterCost, shape: StepShape) -> float | None:
-    """The tokens that the head scores for a row, in the mean over the rows of a step; None where a router decides it
-    at some position."""
+def known_shortlist(drafter: DrafterCost, shape: StepShape) -> dict[str, float] | None:
+    """The tokens that the head scores for a row, in the mean over the rows of a step and at most; None where a router
+    decides it at some position."""
     rows = drafter.rows(shape)
-    sizes = [drafter.head.at(i).shortlist_size(i) for i in range(len(rows))]
-    scored = [n * size for n, size in zip(rows, sizes, strict=True) if size is not None]
-    return sum(scored) / sum(rows) if len(scored) == len(rows) else None
+    sizes = [size for i in range(len(rows)) if (size := drafter.head.at(i).shortlist_size(i)) is not None]
+    if len(sizes) < len(rows):
+        return None
+    mean = sum(n * size for n, size in zip(rows, sizes, strict=True)) / sum(rows)
+    return {"shortlist_mean": mean, "shortlist_max": float(max(sizes))}
 
 
 def step_by_step_flops(shape: StepShape, keys: float, layers: DecoderCost, head: DraftHead | PositionHeads) -> float:

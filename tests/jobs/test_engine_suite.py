@@ -16,6 +16,7 @@ from rayspec.engine_suite.curves import draw, table
 from rayspec.engine_suite.models import SHAPES, draftings, write_drafter, write_target
 from rayspec.engine_suite.process import GO, ROWS
 from sglang_ext.adapter.engine import BACKENDS
+from sglang_ext.drafters import family
 from sglang_ext.drafters.checkpoint import load_drafter
 
 SHAPE = SHAPES["tiny"]
@@ -32,7 +33,7 @@ def test_a_random_drafter_of_every_head_and_family(name: str, tmp_path: Path) ->
     assert all(bool(tensor.float().isfinite().all()) for tensor in drafter.state_dict().values())
     assert info.target is not None
     assert info.target.vocab_size == SHAPE.vocab
-    assert len(set(info.target.tap_layers)) == {"eagle3": 3, "medusa": 0, "specformer": 4}[drafting.family]
+    assert len(set(info.target.tap_layers)) == {"eagle3": 3, "medusa": 0, "hydra": 0, "specformer": 4}[drafting.family]
 
 
 def test_an_engine_has_the_backends_that_sglang_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +61,17 @@ def test_settings_of_the_command_reach_every_engine(monkeypatch: pytest.MonkeyPa
     ]
 
 
+def test_every_algorithm_of_our_trees_has_an_engine() -> None:
+    trees = [d for d in draftings(SHAPE).values() if d.topk > 1]
+    assert {family(d.family).serving.trees[d.tree] for d in trees} == {"EAGLE3", "MEDUSA", "SLIM", "HYDRA"}
+    assert [d.head["kind"] for d in trees if d.head.get("union") == "request"] == ["dynaspec"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dynaspec", "eagle3-tree", "eagle3-slim", "medusa", "specformer"])
+@pytest.mark.parametrize(
+    "name",
+    ["dynaspec", "eagle3-tree", "eagle3-slim", "dynaspec-tree", "medusa", "medusa-slim", "hydra", "specformer"],
+)
 def test_in_sglang(name: str, tmp_path: Path) -> None:
     """The head that needs most, which routes, and each tree and family, in a process as the suite starts it. Three
     tokens of each step are accepted, whatever the drafts are."""

@@ -361,28 +361,32 @@ def test_a_routed_head_without_counts_by_position_has_no_costs(
 
 
 @pytest.mark.parametrize(
-    ("head", "mean"),
+    ("head", "mean", "most"),
     [
-        ("full", TOY_V),
-        ("int4", TOY_V),
-        ("constant", 200),
-        ("shrinking", (200 + 4 * 200 + 4 * 60) / 9),
-        ("routed", None),
+        ("full", TOY_V, TOY_V),
+        ("int4", TOY_V, TOY_V),
+        ("constant", 200, 200),
+        ("shrinking", (200 + 4 * 200 + 4 * 60) / 9, 200),
+        ("routed", None, None),
     ],
 )
 def test_what_a_head_scores_for_every_row_needs_no_count(
-    costs: dict[str, FeatureCost], head: str, mean: float | None
+    costs: dict[str, FeatureCost], head: str, mean: float | None, most: int | None
 ) -> None:
     """As on an accelerator, which counts nothing; what was counted stays."""
-    assert scored_trial(costs[head], None, head).get("shortlist_mean") == mean
-    counted = clocked(scoring_rows=2, scored_tokens=7)
-    assert scored_trial(costs[head], counted, head)["shortlist_mean"] == 3.5
+    known = scored_trial(costs[head], None, head)
+    assert (known.get("shortlist_mean"), known.get("shortlist_max")) == (mean, most)
+    counted = scored_trial(costs[head], clocked(scoring_rows=2, scored_tokens=7, most_scored=4), head)
+    assert (counted["shortlist_mean"], counted["shortlist_max"]) == (3.5, 4)
 
 
 def test_a_draft_of_all_clusters_has_a_known_shortlist_at_its_positions_alone(costs: dict[str, FeatureCost]) -> None:
     """16 of 16 at the first position, one later."""
     head = costs["routed_first"]
-    assert known_shortlist(head, StepShape(draft_steps=1, num_draft_tokens=2)) == TOY_V
+    assert known_shortlist(head, StepShape(draft_steps=1, num_draft_tokens=2)) == {
+        "shortlist_mean": TOY_V,
+        "shortlist_max": TOY_V,
+    }
     assert known_shortlist(head, StepShape(draft_steps=2, num_draft_tokens=3)) is None
 
 

@@ -151,6 +151,7 @@ COUNTED = replace(
     choice_s=0.05,
     scoring_rows=3,
     scored_tokens=70,
+    most_scored=30,
     scoring_rows_by_position=(1, 2),
     scored_tokens_by_position=(30, 40),
 )
@@ -172,6 +173,7 @@ def test_rounds_of_older_journals_are_read() -> None:
     del block["other_cpu_share"], block["step_seconds"]["choice_s"]
     for name in ("scoring_rows", "scored_tokens"):
         del block["step_seconds"][name], block["step_seconds"][f"{name}_by_position"]
+    del block["step_seconds"]["most_scored"]
     read_back = from_line(json.dumps(event).encode())
     assert isinstance(read_back, RoundMeasured)
     assert read_back.blocks == {"full-c1": replace(measured, other_cpu_share=None)}

@@ -97,12 +97,21 @@ def test_step_clock_is_pooled_over_blocks(make_request: MakeRequest) -> None:
                         draft_s=0.002, verify_s=0.004)  # fmt: skip
     long = StepSeconds(steps=3, requests=4, verified_tokens=40, head_s=0.011, routing_s=0.0015, embedding_s=0.0003,
                        draft_s=0.022, verify_s=0.044)  # fmt: skip
-    counted = replace(short, scoring_rows=2, scored_tokens=9), replace(long, scoring_rows=4, scored_tokens=33)
+    counted = (
+        replace(short, scoring_rows=2, scored_tokens=9, most_scored=6),
+        replace(long, scoring_rows=4, scored_tokens=33, most_scored=20),
+    )
     blocks = [block(request, step_seconds=steps) for steps in counted]
     m = trial_metrics(blocks, 4)
     assert m["step_verified_tokens"] == 9
-    assert m["shortlist_mean"] == 7
-    assert "shortlist_mean" not in trial_metrics([block(request, step_seconds=short)], 4)
+    assert (m["shortlist_mean"], m["shortlist_max"]) == (7, 20)
+    assert metric_name(metric_key("shortlist_max")) == "shortlist_max"
+    assert metric_key("shortlist_max") == "tradeoff/shortlist_max"
+    uncounted = block(request, step_seconds=short)
+    assert not {"shortlist_mean", "shortlist_max"} & set(trial_metrics([uncounted], 4))
+    assert trial_metrics([*blocks, uncounted], 4)["shortlist_max"] == 20
+    older = block(request, step_seconds=replace(counted[0], most_scored=0))
+    assert "shortlist_max" not in trial_metrics([*blocks, older], 4), "it may have been there"
     parts = ("head", "routing", "embedding", "draft", "verify")
     assert [m[f"step_{part}_ms"] for part in parts] == pytest.approx([3, 0.5, 0.1, 6, 12])
 

@@ -160,7 +160,7 @@ def test_what_is_trained_is_made_of_what_is_there(folder: Path) -> None:
         assert named - SHIPPED <= set(made), file.name
 
 
-@pytest.mark.parametrize("file", [f for f in TRAIN if f.stem != "train_trees"], ids=name_of)  # whose base is 0.2 GB
+@pytest.mark.parametrize("file", TRAIN, ids=name_of)
 def test_training_is_planned(file: Path, tmp_path: Path) -> None:
     elsewhere = [f"output_dir={tmp_path / 'drafters'}", f"work_dir={tmp_path / 'work'}"]
     config = load_config(DrafterTrainConfig, file, elsewhere)

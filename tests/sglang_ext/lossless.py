@@ -105,6 +105,7 @@ def check_step_clock(engine: Any, drafter: Path, prompts: list[Ids], *, is_prune
     assert sum(spent.scoring_rows_by_position) == spent.scoring_rows
     assert sum(spent.scored_tokens_by_position) == spent.scored_tokens
     mean = spent.scored_tokens / spent.scoring_rows
+    assert mean <= spent.most_scored <= head.at(0).vocab_size
     if head.kind in ("full", "slimspec"):
         assert mean == head.at(0).vocab_size
     else:

@@ -15,6 +15,8 @@ from head_cases import SPECS, Rows, make_head, toy_body, toy_target
 from torch import nn
 
 from sglang_ext.adapter import metrics as metrics_module
+from sglang_ext.adapter import step_clock
+from sglang_ext.adapter.engine import StepTimes, step_times
 from sglang_ext.adapter.models import hosted_head
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest
 from sglang_ext.adapter.step_clock import CLOCK, StepClock
@@ -121,11 +123,13 @@ def test_what_a_tree_scores_is_counted_at_each_position(name: str) -> None:
             drawn = Rows.draw(rows, seed=number + 10 * position)
             routed = drawn.routed(head, position)
             clock.count_shortlist(head, drawn.hidden_TH, position, routed)
-            expected.append(int(head.scored(drawn.hidden_TH, position, routed).sum()))
+            expected.append(head.scored(drawn.hidden_TH, position, routed).tolist())
+    counted = expected[:3], expected[24:]
     assert clock.totals.scoring_rows == [4, 12, 12]
-    assert clock.totals.scored_tokens == [expected[i] + expected[24 + i] for i in range(3)]
+    assert clock.totals.scored_tokens == [sum(counted[0][i] + counted[1][i]) for i in range(3)]
+    assert clock.totals.most_scored == max(tokens for step in counted for rows in step for tokens in rows)
     read = clock.totals.copy()
-    clock.totals.count_scored(1, 1, 1)
+    clock.totals.count_scored(1, [1])
     assert read.scoring_rows == [4, 12, 12]
 
 
@@ -138,6 +142,31 @@ def test_where_nothing_is_chosen_sizes_say_what_is_counted(name: str) -> None:
         clock.count_shortlist(head, drawn.hidden_TH, position, drawn.routed(head, position))
     sizes = [head.shortlist_size(position) for position in range(3)]
     assert clock.totals.scored_tokens == [n * (size or 0) for n, size in zip(rows, sizes, strict=True)]
+
+
+def test_a_reading_has_the_most_scored_since_the_reading_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So that a block's is not that of a trial which the engine answered earlier; sums are of all its life."""
+    clock = host_clock()
+    monkeypatch.setattr(step_clock, "CLOCK", clock)
+    monkeypatch.setattr(step_clock, "get_parallel", lambda: SimpleNamespace(tp_rank=0))
+
+    def collective_rpc(name: str, path: str) -> None:
+        assert name == "rayspec_write_step_clock"
+        step_clock.write_step_clock(None, path)
+
+    def reading() -> StepTimes:
+        times = step_times(SimpleNamespace(collective_rpc=collective_rpc))
+        assert times is not None
+        return times
+
+    clock.totals.count_scored(0, [7, 90])
+    before = reading()
+    clock.totals.count_scored(0, [5, 6])
+    clock.totals.count_scored(1, [8])
+    spent = reading() - before
+    assert (before.most_scored, spent.most_scored, spent.scored_tokens_by_position) == (90, 8, (11, 8))
 
 
 @pytest.mark.parametrize("name", ["dynaspec", "truncated_by_step"])

@@ -11,7 +11,7 @@ GROUPS = {
     "time": ("ttft_ms_", "tpot_ms_", "itl_ms_"),
     "total": ("requests", "requests_per_s", "output_tokens", "wall_s", "verify_steps", "accepted_drafts"),
     "valid": ("output_mismatches", "other_cpu_share"),
-    "tradeoff": ("rho", "nu", "kappa", "head_latency_us", "shortlist_mean"),
+    "tradeoff": ("rho", "nu", "kappa", "head_latency_us", "shortlist_mean", "shortlist_max"),
     "work": ("mbsu", "gflops_per_token", "budget_kappa", "theta", "peak_host_memory_gib"),
 }
 
