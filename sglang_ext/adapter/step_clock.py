@@ -50,7 +50,7 @@ class StepTotals:
         for counts, number in ((self.scoring_rows, len(scored)), (self.scored_tokens, sum(scored))):
             counts.extend([0] * (position + 1 - len(counts)))
             counts[position] += number
-        self.most_scored = max(self.most_scored, *scored)
+        self.most_scored = max([self.most_scored, *scored])
 
     def copy(self) -> "StepTotals":
         return replace(self, scoring_rows=list(self.scoring_rows), scored_tokens=list(self.scored_tokens))
