@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from packaging import version
 
 from rayspec_kernels.common import bench
 from rayspec_kernels.common.shapes import SMALL
@@ -26,6 +27,8 @@ from rayspec_kernels.tree_prune.bench import cases as tree_prune_cases
 
 HEAD = "_tile_each_kernel"
 LOOPS = {HEAD, "_linear_kernel", "_hidden_kernel", "_scores_kernel", "_gather_dot_kernel", "_gemv_kernel"}
+# bytes a thread: Triton before 3.8 lacks a few registers in three versions (docs/results/loop-instructions.md)
+MOST_SPILLED = 0 if version.parse(triton.__version__) >= version.parse("3.8") else 16
 SMALL_SHARED = 99 * 1024  # bytes that compute capability 8.6, 8.9 and 12.0 give a program
 IN_FLOAT32 = ("_gather_dot_kernel", "_gemv_kernel")  # a row at a time without tensor cores: their numbers are converted
 
@@ -57,7 +60,7 @@ def test_int4_becomes_numbers_without_conversions(kernels: list[dict[str, Any]])
 def test_kernels_compile_for_hopper_without_spilling(kernels: list[dict[str, Any]]) -> None:
     names = {kernel["name"] for kernel in kernels}
     assert len(names) == 16, names
-    assert [kernel for kernel in kernels if kernel["spilled"]] == []
+    assert [kernel for kernel in kernels if kernel["spilled"] > MOST_SPILLED] == []
     # CUDA's assemblers before 13.3 overwrite registers that a wgmma still reads (common/rows_dot.py)
     assert [kernel for kernel in kernels if kernel["wgmma"] == "registers"] == []
     assert sum(kernel["wgmma"] == "shared" for kernel in kernels if kernel["name"] == HEAD) == 8  # those of 16 bits
