@@ -15,17 +15,20 @@ import torch
 from torch import Tensor
 
 from rayspec_kernels.common.best import Best
+from rayspec_kernels.cpu.packed_linear import linear_of_rows
 from rayspec_kernels.head_topk import head_topk
 from rayspec_kernels.indexed_head import indexed_head
 from rayspec_kernels.router_topk import union_tiles
 from rayspec_kernels.router_topk.reference import most_tiles
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost, dense_cost, gather_cost
 from sglang_ext.heads.config import HeadConfig
+from sglang_ext.heads.quantized import QuantizedMatrix
 from sglang_ext.settings import Count, one_of
 
 # Of the vocabulary: a call that would gather more rows of the matrix than this reads all of it in order instead, which
 # is faster from about there on (docs/heads.md).
 MAX_GATHERED = 0.5
+MAX_GATHERED_BESIDE_PACKED = 1 / 3  # on a CPU, where the packed copy multiplies faster than rows that are gathered
 MAX_COPIED = 2048  # rows of the matrix that a CPU copies at a time, as gather_dot does
 TILE = 64  # tokens of a cluster that a kernel scores at a time
 
@@ -92,6 +95,7 @@ class ClusteredHead(DraftHead):
         for name in ("_pinned_P", "_members_MC", "_listed_V", "_starts"):  # laid out by index_clusters
             self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
         self._is_packed = False  # no graph captures what is packed, and wants a fixed shape
+        self._copied: Tensor  # memory of `_dot`, once it is packed
         self._tiles_of: list[int] = []  # tiles that the pinned cluster and so many others can need
         self.register_load_state_dict_post_hook(lambda head, _: head.index_clusters())
 
@@ -250,18 +254,24 @@ class ClusteredHead(DraftHead):
             is_read_M1 = torch.ones(self.config.clusters + 1, dtype=torch.bool, device=chosen_Tm.device)
             is_read_M1[1:] = _chosen(chosen_Tm, 1, self.config.clusters, torch.bool)[0]
             read = int(self._starts.diff()[is_read_M1].sum())
-        if read > MAX_GATHERED * self.vocab_size:
+        share = MAX_GATHERED_BESIDE_PACKED if ("weight", None) in self._packed else MAX_GATHERED
+        if read > share * self.vocab_size:
             return self._score_all(hidden_TH, chosen_Tm, groups)
         with self.choosing():
             ids_n = is_read_M1.index_select(0, self.cluster_of).nonzero().flatten()
-        parts = [
-            hidden_TH @ self.rows_of("weight", ids).to(hidden_TH.dtype).mT  # x on the left, as in gather_dot
-            for ids in ids_n.split(MAX_COPIED)
-        ]
-        logits_Tn = torch.cat(parts, dim=1)
+        logits_Tn = torch.cat([self._dot(hidden_TH, ids) for ids in ids_n.split(MAX_COPIED)], dim=1)
         if groups == 1:
             return Candidates(logits_Tn, ids_n)
         return Candidates(self._struck_out(logits_Tn, chosen_Tm, groups, self.cluster_of[ids_n]), ids_n)
+
+    def _dot(self, hidden_TH: Tensor, ids_n: Tensor) -> Tensor:
+        """The dot products [T, n] of all rows with `MAX_COPIED` rows of the matrix at most."""
+        if isinstance(self.weight, QuantizedMatrix):
+            rows_nH = self.weight.rows(ids_n).to(hidden_TH.dtype)
+        else:  # into memory that is there: new pages took longer than the copy
+            rows_nH = self._copied[: len(ids_n)]
+            torch.index_select(self.weight.detach(), 0, ids_n, out=rows_nH)
+        return linear_of_rows(hidden_TH, rows_nH)
 
     def _score_all(self, hidden_TH: Tensor, chosen_Tm: Tensor, groups: int) -> Candidates:
         """The whole vocabulary, of which what was not chosen is then struck out."""
@@ -273,21 +283,25 @@ class ClusteredHead(DraftHead):
         with self.choosing():
             limit_GM1 = logits_Tn.new_full((groups, self.config.clusters + 1), NO_TOKEN)
             limit_GM1[:, 0] = torch.inf
-            limit_GM1.scatter_(1, (chosen_Tm + 1).view(groups, -1), torch.inf)
+            of_a_group = chosen_Tm.shape[1] * len(chosen_Tm) // max(groups, 1)
+            limit_GM1.scatter_(1, (chosen_Tm + 1).view(groups, of_a_group), torch.inf)
             # several times faster than masked_fill
             limit_Gn = limit_GM1.index_select(1, cluster_of_n)
-        logits_Grn = logits_Tn.view(groups, len(logits_Tn) // groups, -1)
+        logits_Grn = logits_Tn.view(groups, len(logits_Tn) // max(groups, 1), logits_Tn.shape[1])
         return logits_Grn.clamp_(max=limit_Gn[:, None]).flatten(0, 1)
 
     def pack(self) -> None:
         super().pack()
         self.pack_rows("weight", None)
         self._is_packed = True
+        if not isinstance(self.weight, QuantizedMatrix):
+            with torch.inference_mode(False):  # passes in any mode write to it
+                self._copied = torch.empty(MAX_COPIED, self.hidden_size, dtype=self.weight.dtype)
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
-        """Cost of rows of one request, with clusters of mean size that are all different where `scored` is not known.
-        Rows with clusters of their own gather them, or read the whole matrix where that is less; a union is read once,
-        as `fused` does."""
+        """Cost of rows of one request, as the method counts it, with clusters of mean size that are all different where
+        `scored` is not known: rows with clusters of their own gather them, or read the whole matrix where that is less;
+        a union is read once. What a call reads really depends on what its rows choose."""
         c, budget = self.config, self.config.budget(step)
         if budget == c.clusters:
             return dense_cost(rows, self.weight)

@@ -27,6 +27,15 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
+def linear_of_rows(x_MK: Tensor, rows_NK: Tensor) -> Tensor:
+    """x W^T of rows that were gathered for this one call. oneDNN takes plain rows, too; with ten rows of x it took half
+    as long as torch's default for 8,192 rows of 576 (0.5 and 1.2 ms), in float32."""
+    if not can_pack(rows_NK):
+        return x_MK @ rows_NK.mT
+    assert _ONEDNN_LINEAR is not None, "can_pack says so"
+    return _ONEDNN_LINEAR(x_MK, rows_NK, None, "none", [], "")
+
+
 class PackedLinear:
     """A weight [N, K] float32 and its packed copy; call it with x [M, K] float32."""
 
