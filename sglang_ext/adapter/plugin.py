@@ -49,7 +49,7 @@ def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any
     from sglang_ext.adapter.workers.policy import check_follows
     from sglang_ext.adapter.workers.timed import timed
 
-    check_toolkit()
+    check_toolkit()  # the target is loaded by now, but nothing was compiled yet
     check_tree_of_windows()
     prepare_scheduler(HEAD_WORKERS)
     worker = timed(original(algorithm, server_args))
