@@ -95,8 +95,9 @@ class StepSeconds:
     records from before they were clocked); a step serves all requests that run together. `requests`: of all steps, each
     as often as it took part in one. `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by
     the draft head for `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not
-    counted. `most_scored`: for one of these rows; 0 in records from before that was counted. `_by_position`: the two sums at each
-    draft position (empty in records from before these were told apart, which say nothing of a single position).
+    counted. `most_scored`: for one of these rows; 0 in records from before that was counted. `_by_position`: the two
+    sums at each draft position (empty in records from before these were told apart, which say nothing of a single
+    position).
     """
 
     steps: int
