@@ -46,7 +46,7 @@ SWEEPS = [f for f in FILES if f not in TRAIN + CALIBRATE]
 # by paper/table: (trials, cohorts, the most branches of a draft, baseline). A trial is a candidate, or plain decoding,
 # at one load and temperature
 EXPECTED: dict[str, tuple[int, int, int, str]] = {
-    "dynaspec/figure1": (2 * 5, 1, 10, "eagle2"),
+    "dynaspec/figure1": (2 * 6, 1, 10, "eagle2"),
     "dynaspec/figure3": (4, 1, 10, "eagle2"),
     "dynaspec/table4": (4, 1, 10, "eagle2"),
     "dynaspec/tables_1_2": (7, 1, 10, "eagle2"),
