@@ -13,6 +13,7 @@ from rayspec_kernels.common.quantized import Quantized, dequantize_reference, un
 
 _INT4_INNER_TILES = 2  # of the CUDA layout; the CPU kernel ignores it
 _INT4_ROWS = 16  # the kernel wants a multiple of it as N
+_INT8_COLUMNS = 16  # the kernel reads a multiple of it as K, beyond the end of narrower matrices
 
 
 class QuantizedLinear:
@@ -29,7 +30,10 @@ class QuantizedLinear:
                 unpack_int4(values).int(), _INT4_INNER_TILES
             )
             self.scales = scales.transpose(0, 1).contiguous()
-        elif values.dtype != torch.int8:
+        elif values.dtype == torch.int8:
+            missing = -values.shape[1] % _INT8_COLUMNS
+            self.values = pad(values, (0, missing)) if missing else values
+        else:
             self.values = dequantize_reference(quantized).bfloat16()
 
     def __call__(self, x_MK: Tensor) -> Tensor:
@@ -38,6 +42,8 @@ class QuantizedLinear:
             out_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x16_MK, self.values, self.group_size, self.scales)
             out_MN = out_MN[:, : self.outputs]
         elif self.values.dtype == torch.int8:
+            padding = self.values.shape[1] - x16_MK.shape[1]
+            x16_MK = pad(x16_MK, (0, padding)) if padding else x16_MK
             out_MN = torch.ops.aten._weight_int8pack_mm(x16_MK, self.values, self.scales)
         else:
             out_MN = linear(x16_MK, self.values)
