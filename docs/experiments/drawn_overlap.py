@@ -3,9 +3,9 @@
     python docs/experiments/drawn_overlap.py --work-dir WORK_DIR --out FILE FOLDER FOLDER ...
 
 WORK_DIR is where rayspec train left held-out answers, some of them drawn (held_out.greedy_share below 1), at whatever
-temperature. p is the target's distribution at temperature 1 and q the drafter's, both after the answer's own tokens: the chance that a draft
-of that position is accepted, without the noise of drawing it. All drafters meet the same answers. The differences to
-the first drafter have intervals: percentile bootstrap over the conversations, paired.
+temperature. p is the target's distribution at temperature 1 and q the drafter's, both after the answer's own tokens:
+the chance that a draft of that position is accepted, without the noise of drawing it. All drafters meet the same
+answers. The differences to the first drafter have intervals: percentile bootstrap over the conversations, paired.
 """
 
 import argparse
