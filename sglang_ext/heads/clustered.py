@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.cpu.packed_linear import linear_of_rows
+from rayspec_kernels.gather_dot.reference import MAX_ROWS
 from rayspec_kernels.head_topk import head_topk
 from rayspec_kernels.indexed_head import indexed_head
 from rayspec_kernels.router_topk import union_tiles
@@ -29,7 +30,6 @@ from sglang_ext.settings import Count, one_of
 # is faster from about there on (docs/heads.md).
 MAX_GATHERED = 0.5
 MAX_GATHERED_BESIDE_PACKED = 1 / 3  # on a CPU, where the packed copy multiplies faster than rows that are gathered
-MAX_COPIED = 2048  # rows of the matrix that a CPU copies at a time, as gather_dot does
 TILE = 64  # tokens of a cluster that a kernel scores at a time
 
 
@@ -259,13 +259,13 @@ class ClusteredHead(DraftHead):
             return self._score_all(hidden_TH, chosen_Tm, groups)
         with self.choosing():
             ids_n = is_read_M1.index_select(0, self.cluster_of).nonzero().flatten()
-        logits_Tn = torch.cat([self._dot(hidden_TH, ids) for ids in ids_n.split(MAX_COPIED)], dim=1)
+        logits_Tn = torch.cat([self._dot(hidden_TH, ids) for ids in ids_n.split(MAX_ROWS)], dim=1)
         if groups == 1:
             return Candidates(logits_Tn, ids_n)
         return Candidates(self._struck_out(logits_Tn, chosen_Tm, groups, self.cluster_of[ids_n]), ids_n)
 
     def _dot(self, hidden_TH: Tensor, ids_n: Tensor) -> Tensor:
-        """The dot products [T, n] of all rows with `MAX_COPIED` rows of the matrix at most."""
+        """The dot products [T, n] of all rows with `MAX_ROWS` rows of the matrix at most."""
         if isinstance(self.weight, QuantizedMatrix):
             rows_nH = self.weight.rows(ids_n).to(hidden_TH.dtype)
         else:  # into memory that is there: new pages took longer than the copy
@@ -296,7 +296,7 @@ class ClusteredHead(DraftHead):
         self._is_packed = True
         if not isinstance(self.weight, QuantizedMatrix):
             with torch.inference_mode(False):  # passes in any mode write to it
-                self._copied = torch.empty(MAX_COPIED, self.hidden_size, dtype=self.weight.dtype)
+                self._copied = torch.empty(MAX_ROWS, self.hidden_size, dtype=self.weight.dtype)
 
     def cost(self, rows: int, step: int = 0, scored: float | None = None) -> HeadCost:
         """Cost of rows of one request, as the method counts it, with clusters of mean size that are all different where

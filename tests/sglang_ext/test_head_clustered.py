@@ -179,6 +179,22 @@ def test_a_packed_head_reads_what_its_rows_have_chosen(
     assert max(widths) == V, "both must have been seen"
 
 
+@pytest.mark.parametrize("weight_format", ["int8", "fp8"])
+def test_a_packed_head_in_fewer_bits_reads_the_rows_that_were_chosen(kind: str, weight_format: str) -> None:
+    """Routed by itself: a packed router rounds to 16 bits, and may choose other clusters than one that is not."""
+    spec = OWN[kind] | {"weight_format": weight_format} | ({"first": 1} if kind == "dynaspec" else {"top": 1})
+    packed = head_from_target(parse_head(spec), TARGET_HEAD_VH, {"cluster_of": cluster_map(spec["clusters"])})
+    packed.quantize()
+    packed.pack()
+    drawn = Rows.draw(2).to(torch.float32)
+    got = drawn.candidates(packed)
+    assert got.logits_TS.shape[1] < V, "all were read, which shows nothing of the rows"
+    full_TV = drawn.hidden_TH @ packed.all_rows("weight").T
+    for t, ids in enumerate(ids_of(got)):
+        scored = got.logits_TS[t][got.logits_TS[t] > NO_TOKEN / 2]
+        torch.testing.assert_close(scored, full_TV[t, sorted(ids)], rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("union", [False, "request", True])
 def test_a_packed_head_takes_no_rows(kind: str, union: bool | str) -> None:
     packed = make_head({**OWN[kind], "union": union})
