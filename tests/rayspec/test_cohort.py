@@ -116,20 +116,34 @@ def failures(path: Path) -> dict[str, str]:
     return {e.trial: e.cause for e in read(path) if isinstance(e, TrialFailed)}
 
 
+class TimedEngines(FakeEngines):
+    def __init__(self, untimed: set[str] | None = None) -> None:
+        super().__init__(CANDIDATES)
+        self.untimed = untimed or set()
+
+    def start_speculative(self, cohort: Any, candidate: Candidate) -> dict[str, Any]:
+        untimed = self.untimed
+
+        class Timing(FakeEngine):
+            def head_latencies(self, paths: dict[str, str], requests: int, shape: Any) -> dict[str, float]:
+                return dict.fromkeys(paths.keys() - untimed, 0.001)
+
+        started = super().start_speculative(cohort, candidate)
+        self.speculative = Timing(1.0, cohort.draft_steps)
+        return started
+
+
 @pytest.mark.parametrize(("tp_size", "timed"), [(1, 1), (2, 0)])
 def test_heads_that_ranks_share_are_not_timed_whole(tp_size: int, timed: int, tmp_path: Path) -> None:
-    class Timing(FakeEngine):
-        def head_latencies(self, paths: dict[str, str], requests: int, shape: Any) -> dict[str, float]:
-            return dict.fromkeys(paths, 0.001)
-
-    class TimedEngines(FakeEngines):
-        def start_speculative(self, cohort: Any, candidate: Candidate) -> dict[str, Any]:
-            started = super().start_speculative(cohort, candidate)
-            self.speculative = Timing(1.0, cohort.draft_steps)
-            return started
-
-    measure(tmp_path / "j", ["head_latency=true", f"engine.extra.tp_size={tp_size}"], TimedEngines(CANDIDATES))
+    measure(tmp_path / "j", ["head_latency=true", f"engine.extra.tp_size={tp_size}"], TimedEngines())
     assert sum(isinstance(e, HeadsTimed) for e in read(tmp_path / "j")) == timed
+
+
+def test_who_sweeps_is_told_which_heads_were_not_timed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    measure(tmp_path / "j", ["head_latency=true"], TimedEngines(untimed={"d2"}))
+    [found] = [e.latency_s for e in read(tmp_path / "j") if isinstance(e, HeadsTimed)]
+    assert all("d1" in latency_s and "d2" not in latency_s for latency_s in found.values())
+    assert "heads not timed at 1 streams: d2" in caplog.text
 
 
 def test_the_death_of_an_engine_costs_a_round_and_no_trial(tmp_path: Path) -> None:

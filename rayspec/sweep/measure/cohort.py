@@ -337,6 +337,9 @@ class CohortRun:
         except EngineFailed as error:
             logger.warning("head latency was not measured: %s", error)
             return
+        for streams, latency_s in timed.items():
+            if untimed := [label for paths in healthy.values() for label in paths if label not in latency_s]:
+                logger.warning("heads not timed at %d streams: %s (why: the engine's log)", streams, ", ".join(untimed))
         closed = [t for t in self.config.traffic() if not t.is_open]
         self._record(HeadsTimed(latency_s={t.label: timed[t.concurrency] for t in closed}))
 

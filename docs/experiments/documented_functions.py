@@ -1,0 +1,79 @@
+"""Questions with answers that no model wrote, which every installation has: what a function of Python or SciPy does.
+
+    python docs/experiments/documented_functions.py questions.jsonl
+
+A record of `messages` for each function and class whose docstring begins with prose: the question names it, the answer
+is that beginning. Each answer once, in the order of its hash.
+"""
+
+import argparse
+import ast
+import json
+import sysconfig
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+PACKAGES = ("mlflow", "numpy", "pandas", "ray", "scipy", "sklearn", "torch", "transformers")
+SKIPPED = {"tests", "test", "testing", "idlelib", "site-packages", "_vendor"}
+LEAST, MOST = 360, 1200  # characters of an answer: some 80 to 250 tokens
+QUESTIONS = (
+    "What does {name} of Python's module {module} do?",
+    "Explain {name}, which is defined in the Python module {module}.",
+    "I have found {name} in {module}. What is it for?",
+    "Describe how {name} in the Python module {module} behaves.",
+)
+
+
+def documented(root: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
+    """(module, name, docstring) of public functions and classes, below `folder` of the import path `root`."""
+    for file in folder.rglob("*.py"):
+        path = file.relative_to(root)
+        if SKIPPED & set(path.parts):
+            continue
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                yield module, node.name, ast.get_docstring(node) or ""
+
+
+def beginning(docstring: str) -> str:
+    """The paragraphs of prose that a docstring begins with: up to a list, an example, a table or a heading."""
+    kept: list[str] = []
+    for paragraph in docstring.split("\n\n"):
+        lines = paragraph.splitlines()
+        is_prose = not any(line.startswith((" ", "-", "*", ">", "|", ".", ":", "=")) for line in lines)
+        letters = sum(c.isalpha() or c == " " for c in paragraph)
+        if not is_prose or not paragraph.isascii() or letters < 0.85 * len(paragraph):
+            break
+        kept.append(" ".join(lines))
+    return "\n\n".join(kept)[:MOST]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    out = parser.parse_args().out
+    paths = sysconfig.get_paths()
+    library, packages = Path(paths["stdlib"]), Path(paths["purelib"])
+    roots = [(library, library), *((packages, packages / name) for name in PACKAGES)]
+    records: dict[str, dict[str, object]] = {}
+    for root, folder in roots:
+        for module, name, docstring in documented(root, folder):
+            answer = beginning(docstring)
+            if len(answer) < LEAST:
+                continue
+            question = QUESTIONS[len(records) % len(QUESTIONS)].format(name=name, module=module)
+            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            records.setdefault(answer, {"messages": turns})
+    ordered = sorted(records, key=lambda answer: sha256(answer.encode()).digest())
+    out.write_text("".join(json.dumps(records[answer]) + "\n" for answer in ordered))
+    print(f"{len(ordered)} questions")
+
+
+if __name__ == "__main__":
+    main()
