@@ -202,16 +202,16 @@ class ClusteredHead(DraftHead):
         return self._score_union(hidden_TH, chosen_Tm, groups)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
-        """The union of the rows' clusters, whose tiles are read where they lie, which for one row is its own; several
-        groups of rows with clusters of their own have no such kernel."""
+        """The union of all rows' clusters, each tile of which is read where it lies, once, and counts for the groups of
+        rows that chose its cluster."""
         T, budget = len(hidden_TH), self.config.budget(step)
         if budget == self.config.clusters:
             return head_topk(hidden_TH, self.stored("weight"), k)
-        if self._groups(T, step) > 1:
-            return None
         scores_TM = self.cluster_scores(hidden_TH, routed)
+        # Enough for rows that all choose differently. Where that is everything, it is still no more of the matrix than
+        # `_score_all` reads, and no logits are written.
         num_tiles = self._tiles_of[self._most_clusters(T, 1, budget)]
-        tiles = union_tiles(scores_TM, budget, self._starts, TILE, num_tiles)
+        tiles = union_tiles(scores_TM, budget, self._starts, TILE, num_tiles, self._groups(T, step))
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
 
     def _most_clusters(self, rows: int, groups: int, budget: int) -> int:

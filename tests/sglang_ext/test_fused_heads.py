@@ -15,6 +15,7 @@ import rayspec_kernels.router_topk
 import rayspec_kernels.slim_head
 from rayspec_kernels.common.quantized import Quantized
 from sglang_ext.heads import DraftHead, base, dynaspec
+from sglang_ext.heads.base import NO_TOKEN
 
 OPERATIONS = (rayspec_kernels.head_topk, rayspec_kernels.slim_head, rayspec_kernels.indexed_head,
               rayspec_kernels.gather_dot, rayspec_kernels.router_topk)  # fmt: skip
@@ -22,8 +23,8 @@ FUSED = {name: spec for name, spec in SPECS.items() if spec["kind"] != "rdk"}  #
 FEWER_BITS = {"full": "int8", "slimspec": "int8", "specvocab": "int8", "dynaspec": "fp8", "dynaspec_union": "int8",
               "coral_union": "fp8"}  # fmt: skip
 FUSED |= {f"{name}_{form}": {**SPECS[name], "weight_format": form} for name, form in FEWER_BITS.items()}
-ONE_ROW = {"dynaspec", "dynaspec_fp8", "dynaspec_request", "coral", "coral_request"}  # a union of one row
-NOT_FUSED = {"specvocab", "specvocab_int8", "full_biased"} | ONE_ROW  # rows with candidates of their own, or a bias
+NOT_FUSED = {"specvocab", "specvocab_int8", "full_biased"}  # rows with candidates of their own, or a bias
+ROUTED = ["dynaspec", "dynaspec_request", "dynaspec_fp8", "coral", "coral_request"]  # groups of rows choose
 ROWS = (1, 5)
 # what fewer bits change is the same at each step
 CASES = [(name, step) for name in FUSED for step in STEPS[:: volume(1, 3 if name in SPECS else len(STEPS))]]
@@ -65,12 +66,35 @@ def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, 
         request.getfixturevalue("kernels")
         torch.testing.assert_close(rows.routed(head, step), routed, atol=1e-4, rtol=1e-4)
         fused = head.fused(rows.hidden_TH, step, 4, routed)
-        assert (fused is None) == (name in NOT_FUSED and not (name in ONE_ROW and T == 1))
+        assert (fused is None) == (name in NOT_FUSED)
         found = head.propose(rows.hidden_TH, step, 4, routed)
         assert torch.equal(found.token_ids_Tk, expected.token_ids_Tk)
         torch.testing.assert_close(found.scores_Tk, expected.scores_Tk, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(found.log_norm_T, expected.log_norm_T, atol=1e-4, rtol=1e-4)
         assert torch.equal(head.best(rows.hidden_TH, step, routed), expected.token_ids_Tk[:, :1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("step", [1, 6])
+@pytest.mark.parametrize("name", ROUTED)
+def test_the_beams_of_several_requests(
+    name: str, step: int, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    """Two requests of three rows, which choose for their request or for themselves: each row's best tokens and their
+    log-probabilities are those of what was scored and then searched."""
+    head = served(FUSED[name], device)
+    head.expect_rows((1, 3))
+    rows = Rows.draw(6).to(torch.float32).to(device)
+    routed = rows.routed(head, step)
+    logits_TV = head.target_logits(rows.hidden_TH, step, routed)
+    supports = {tuple((logits_V > NO_TOKEN / 2).tolist()) for logits_V in logits_TV}
+    assert len(supports) > 1, "rows must differ for this to show anything"
+    expected_Tk, ids_Tk = logits_TV.log_softmax(dim=-1).topk(4)
+    request.getfixturevalue("kernels")
+    assert head.fused(rows.hidden_TH, step, 4, routed) is not None
+    found = head.propose(rows.hidden_TH, step, 4, routed)
+    assert torch.equal(found.token_ids_Tk, ids_Tk)
+    torch.testing.assert_close(found.scores_Tk - found.log_norm_T[:, None], expected_Tk, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("kernels")
