@@ -429,7 +429,9 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.workers.sampling"),
     Internal("sglang.srt.runtime_context.get_observability", (), "called by sglang_ext.adapter.metrics"),
     Internal("sglang.srt.runtime_context.attention_backends", (), "called by sglang_ext.adapter.served_target"),
-    Internal("sglang.srt.runtime_context.get_server_args", (), "called by sglang_ext.adapter.served_target"),
+    Internal(
+        "sglang.srt.runtime_context.get_server_args", (), "called by sglang_ext.adapter.served_target and longest_draft"
+    ),
     Internal(
         "sglang.srt.speculative.spec_utils.fast_sample",
         ("probs", "num_samples", "sampling_seed", "positions", "draft_step"),
@@ -464,6 +466,11 @@ RELIED_ON: tuple[Internal, ...] = (
         "sglang.srt.arg_groups.overrides.declare_resolution",
         ("server_args", "source", "fields"),
         "called by sglang_ext.adapter.workers.drawn_standalone",
+    ),
+    Internal(
+        "sglang.srt.arg_groups.overrides.resolved_view",
+        ("server_args",),
+        "called by sglang_ext.adapter.longest_draft",
     ),
     Internal(
         "sglang.srt.arg_groups.overrides.resolving_view",
