@@ -360,6 +360,11 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.plugin.create_worker",
     ),
     Internal(
+        "sglang.srt.arg_groups.speculative_hook.handle_speculative_decoding",
+        ("server_args",),
+        "sglang_ext.adapter.toolkit.check_before_speculating",
+    ),
+    Internal(
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
         ("self", "server_args"),
         "sglang_ext.adapter.workers.drawn_standalone.offer_drawn_drafts",
@@ -475,7 +480,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.arg_groups.overrides.resolving_view",
         ("server_args",),
-        "called by sglang_ext.adapter.workers.drawn_standalone",
+        "called by sglang_ext.adapter.workers.drawn_standalone and sglang_ext.adapter.toolkit",
     ),
     Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits",
