@@ -1,6 +1,7 @@
 """Draft workers whose passes are captured in CUDA graphs, and captured again after a swap."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from sglang_ext.adapter.swap import NOT_CAPTURED
 logger = logging.getLogger(__name__)
 
 
-class Captured:
+class Captured(ABC):
     """Between hosting a drafter and the end of its capture no request is served."""
 
     parallel_layout: Any
@@ -42,8 +43,9 @@ class Captured:
             raise RuntimeError(self.refusal) from error
         self.refusal = None
 
+    @abstractmethod
     def _capture_hosted(self) -> None:
-        raise NotImplementedError
+        """Capture them, in place of those of the drafter before."""
 
     @contextmanager
     def _capturing(self) -> Iterator[None]:
