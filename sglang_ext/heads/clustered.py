@@ -175,15 +175,19 @@ class ClusteredHead(DraftHead):
         return self.vocab_size if self.config.budget(step) == self.config.clusters else None
 
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        T, M, budget = len(hidden_TH), self.config.clusters, self.config.budget(step)
-        if budget == M:
+        T, budget = len(hidden_TH), self.config.budget(step)
+        if budget == self.config.clusters:
             return super().scored(hidden_TH, step, routed)
-        groups = self._groups(T, step)
-        sizes_M = self._starts[2:] - self._starts[1:-1]
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
-        is_chosen_GM = _chosen(chosen_Tm, groups, M, sizes_M.dtype)
-        scored_G = len(self._pinned_P) + (is_chosen_GM * sizes_M).sum(dim=1)
-        return _each_row(scored_G, T)
+        return _each_row(self._scored_by(chosen_Tm, self._groups(T, step)), T)
+
+    def _scored_by(self, chosen_Tm: Tensor, groups: int) -> Tensor:
+        """How many tokens each group of rows scores, [G], in few operations where every row is one."""
+        sizes_M = self._starts[2:] - self._starts[1:-1]
+        if groups == len(chosen_Tm):
+            return len(self._pinned_P) + sizes_M[chosen_Tm].sum(dim=1)
+        is_chosen_GM = _chosen(chosen_Tm, groups, self.config.clusters, sizes_M.dtype)
+        return len(self._pinned_P) + (is_chosen_GM * sizes_M).sum(dim=1)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         T, budget = len(hidden_TH), self.config.budget(step)
@@ -193,6 +197,8 @@ class ClusteredHead(DraftHead):
         scores_TM = self.cluster_scores(hidden_TH, routed)
         with self.choosing():
             chosen_Tm = scores_TM.topk(budget, dim=-1).indices
+        if self.noted is not None:
+            self.note(T, step, self._scored_by(chosen_Tm, groups))
         if self._is_packed:
             return self._score_chosen(hidden_TH, chosen_Tm, groups)
         if self._reads_all(T, groups, budget):
@@ -212,6 +218,8 @@ class ClusteredHead(DraftHead):
         scores_TM = self.cluster_scores(hidden_TH, routed)
         num_tiles = self._tiles_of[self._most_clusters(T, 1, budget)]
         tiles = union_tiles(scores_TM, budget, self._starts, TILE, num_tiles)
+        if self.noted is not None:
+            self.note(T, step, tiles.ranges_t2[:, 1].sum(dim=0, keepdim=True))
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
 
     def _most_clusters(self, rows: int, groups: int, budget: int) -> int:
