@@ -73,6 +73,21 @@ def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, 
         assert torch.equal(head.best(rows.hidden_TH, step, routed), expected.token_ids_Tk[:, :1])
 
 
+@torch.no_grad()
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", [name for name in SPECS if name.startswith(("dynaspec", "coral"))])
+def test_what_is_noted_is_what_is_scored(name: str, device: torch.device) -> None:
+    head = served(SPECS[name], device)
+    head.noted = torch.zeros(1, max(ROWS), 1, dtype=torch.int32, device=device)
+    is_routed = head.shortlist_size(0) is None
+    for T in ROWS:
+        rows = Rows.draw(T).to(torch.float32).to(device)
+        routed = rows.routed(head, 0)
+        head.best(rows.hidden_TH, 0, routed)
+        scored_T = head.scored(rows.hidden_TH, 0, routed)
+        assert head.noted[0, :T, 0].tolist() == (scored_T.tolist() if is_routed else [0] * T)
+
+
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", sorted(set(FUSED) - NOT_FUSED))
 def test_no_shape_and_no_branch_depends_on_values(name: str) -> None:
