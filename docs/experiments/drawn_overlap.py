@@ -11,7 +11,6 @@ answers. The differences to the first drafter have intervals: percentile bootstr
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from tqdm import tqdm
 from rayspec.provenance import provenance
 from rayspec.shipped import target_path
 from rayspec.training.acceptance import measure
-from rayspec.training.data.answers import AnswerSet, read_answers
+from rayspec.training.data.answers import read_answers
 from rayspec.training.frozen_target import FrozenTarget
 from sglang_ext.drafters.checkpoint import load_drafter
 from sglang_ext.whole import write_whole
@@ -38,15 +37,16 @@ def main() -> None:
     options = parser.parse_args()
     target = FrozenTarget.load(str(target_path(options.target)), torch.float32)
     answers = read_answers(options.work_dir / "held_out")
-    drawn = [own(answers, n) for n in range(len(answers)) if answers.temperature_N[n] > 0]
-    drawn = [a for a in drawn if int(a.length_N[0] - a.prompt_length_N[0]) > STEPS + 1]
-    tokens_R = np.array([int(a.length_N[0] - a.prompt_length_N[0]) for a in drawn])
-    picks = np.random.default_rng(0).integers(len(drawn), size=(DRAWS, len(drawn)))
+    tokens_N = answers.length_N - answers.prompt_length_N
+    drawn_R = ((answers.temperature_N > 0) & (tokens_N > STEPS + 1)).nonzero().squeeze(1)
+    tokens_R = tokens_N[drawn_R].numpy()
+    picks = np.random.default_rng(0).integers(len(drawn_R), size=(DRAWS, len(drawn_R)))
     found, first_RK = dict[str, object](), np.zeros(0)
     for folder in options.drafters:
         drafter, _ = load_drafter(folder)
         settings = {"num_steps": STEPS, "batch_size": 1, "chunk_rows": 256}
-        rows = [measure(drafter, target, a, **settings).overlap for a in tqdm(drawn, folder.name, leave=False)]
+        each_R = tqdm(drawn_R.split(1), folder.name, leave=False)
+        rows = [measure(drafter, target, answers, sequences=one, **settings).overlap for one in each_R]
         sums_RK = np.array(rows) * tokens_R[:, None]
         first_RK = first_RK if len(first_RK) else sums_RK
         ratios = sums_RK[picks].sum(axis=1) / first_RK[picks].sum(axis=1)
@@ -57,15 +57,8 @@ def main() -> None:
         }
         print(folder.name, found[folder.name], flush=True)
     head = {"command": " ".join(["python", *sys.argv]), **provenance(), "answers": answers.sha256}
-    counted = {"sequences": len(drawn), "answer_tokens": int(tokens_R.sum())}
+    counted = {"sequences": len(drawn_R), "answer_tokens": int(tokens_R.sum())}
     write_whole(options.out, json.dumps({**head, **counted, "drafters": found}, indent=1) + "\n")
-
-
-def own(answers: AnswerSet, number: int) -> AnswerSet:
-    """One sequence by itself, called greedy, which is what `measure` takes."""
-    one = slice(number, number + 1)
-    tensors = {n: getattr(answers, n)[one] for n in ("token_ids_NL", "loss_mask_NL", "prompt_length_N", "length_N")}
-    return replace(answers, **tensors, temperature_N=torch.zeros(1))
 
 
 if __name__ == "__main__":

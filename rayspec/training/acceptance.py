@@ -1,4 +1,4 @@
-"""Held-out acceptance of a drafter, estimated from teacher forcing on the target's greedy answers.
+"""Held-out acceptance of a drafter, estimated from teacher forcing on the target's answers, as a rule its greedy ones.
 
 K = draft steps, N = answer positions, R = chains, V = vocabulary.
 
@@ -53,14 +53,16 @@ def measure(
     num_steps: int,
     batch_size: int,
     chunk_rows: int,
-    limit: int | None = None,
+    sequences: Tensor | None = None,
 ) -> Acceptance:
-    """Acceptance over the first `limit` greedy sequences. Raises ValueError if there are none to measure."""
-    greedy = greedy_sequences(answers)[:limit]
+    """Acceptance along these sequences of the answers (their indices), else along all greedy ones. Along drawn ones
+    `OF_DISTRIBUTIONS` say what they always do; all else then counts drafts that equal what was drawn. Raises ValueError
+    if there is nothing to measure."""
+    sequences = greedy_sequences(answers) if sequences is None else sequences
     chains: list[Tensor] = []
     sums_4K, rows = torch.zeros(4, num_steps), 0
     accepted = steps = 0
-    for indices in greedy.split(batch_size):
+    for indices in sequences.split(batch_size):
         batch = Batch.of(answers, indices, target.device)
         match_KN, batch_sums_4K = _rollout(drafter, target, batch, num_steps, chunk_rows)
         sums_4K += batch_sums_4K

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from rayspec.farm.processes import peak_memory_bytes
 from rayspec.provenance import git_state
-from rayspec.training.acceptance import Acceptance, measure
+from rayspec.training.acceptance import Acceptance, greedy_sequences, measure
 from rayspec.training.averaging import averaged
 from rayspec.training.data.answers import AnswerSet
 from rayspec.training.drafter_config import DrafterEntry, DrafterTrainConfig
@@ -268,7 +268,7 @@ class _Training:
         return update
 
     def _measured(self, log: DrafterLog, limit: int | None) -> Acceptance:
-        """Acceptance on `limit` of the held-out sequences, None for all."""
+        """Acceptance on `limit` of the held-out greedy sequences, None for all."""
         with autocast(self.recipe, self.target.device):
             found = measure(
                 self.drafter,
@@ -277,7 +277,7 @@ class _Training:
                 num_steps=self.draft_steps,
                 batch_size=self.config.sequences_at_once,
                 chunk_rows=self.recipe.chunk_rows,
-                limit=limit,
+                sequences=greedy_sequences(self.held_out)[:limit],
             )
         log.evaluated(found)
         return found

@@ -360,6 +360,11 @@ WRAPPED: tuple[Internal, ...] = (
         "sglang_ext.adapter.plugin.create_worker",
     ),
     Internal(
+        "sglang.srt.arg_groups.speculative_hook.handle_speculative_decoding",
+        ("server_args",),
+        "sglang_ext.adapter.toolkit.check_before_speculating",
+    ),
+    Internal(
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
         ("self", "server_args"),
         "sglang_ext.adapter.workers.drawn_standalone.offer_drawn_drafts",
@@ -429,7 +434,9 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.workers.sampling"),
     Internal("sglang.srt.runtime_context.get_observability", (), "called by sglang_ext.adapter.metrics"),
     Internal("sglang.srt.runtime_context.attention_backends", (), "called by sglang_ext.adapter.served_target"),
-    Internal("sglang.srt.runtime_context.get_server_args", (), "called by sglang_ext.adapter.served_target"),
+    Internal(
+        "sglang.srt.runtime_context.get_server_args", (), "called by sglang_ext.adapter.served_target and longest_draft"
+    ),
     Internal(
         "sglang.srt.speculative.spec_utils.fast_sample",
         ("probs", "num_samples", "sampling_seed", "positions", "draft_step"),
@@ -466,9 +473,14 @@ RELIED_ON: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.workers.drawn_standalone",
     ),
     Internal(
+        "sglang.srt.arg_groups.overrides.resolved_view",
+        ("server_args",),
+        "called by sglang_ext.adapter.longest_draft",
+    ),
+    Internal(
         "sglang.srt.arg_groups.overrides.resolving_view",
         ("server_args",),
-        "called by sglang_ext.adapter.workers.drawn_standalone",
+        "called by sglang_ext.adapter.workers.drawn_standalone and sglang_ext.adapter.toolkit",
     ),
     Internal(
         "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits",

@@ -45,11 +45,9 @@ def register() -> None:
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
     """AROUND SpeculativeAlgorithm.create_worker, which only the scheduler calls."""
     from sglang_ext.adapter.served_target import check_tree_of_windows
-    from sglang_ext.adapter.toolkit import check_toolkit
     from sglang_ext.adapter.workers.policy import check_follows
     from sglang_ext.adapter.workers.timed import timed
 
-    check_toolkit()  # the target is loaded by now, but nothing was compiled yet
     check_tree_of_windows()
     prepare_scheduler(HEAD_WORKERS)
     worker = timed(original(algorithm, server_args))

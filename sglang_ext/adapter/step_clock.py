@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from sglang.srt.runtime_context import get_device, get_parallel, get_spec
+from sglang.srt.runtime_context import get_device, get_parallel
 from torch import Tensor, nn
 
 from sglang_ext import COUNT_SHORTLISTS
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.shortlists import Shortlists
 from sglang_ext.heads import DraftHead
 
@@ -82,9 +83,8 @@ class StepClock:
         """On an accelerator, where the environment asks for it: have the heads that are made from now on note what they
         score. Called before there is any, so that their graphs do, too."""
         if self.on_device and os.environ.get(COUNT_SHORTLISTS) == "1":
-            spec = get_spec()
-            most_rows = max(spec.speculative_eagle_topk, spec.speculative_num_draft_tokens)
-            self.shortlists = Shortlists(spec.speculative_num_steps, most_rows, get_device().device)
+            longest = LongestDraft.of_server()
+            self.shortlists = Shortlists(longest.steps, max(longest.topk, longest.nodes), get_device().device)
 
     @property
     def is_counting(self) -> bool:

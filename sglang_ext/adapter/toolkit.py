@@ -2,8 +2,20 @@
 
 import os
 import shutil
+from collections.abc import Callable
+from typing import Any
 
 import torch
+
+
+def check_before_speculating(original: Callable[..., Any], server_args: Any) -> Any:
+    """AROUND handle_speculative_decoding, where every server looks at what it was told of speculation, before it loads
+    anything. Raises RuntimeError."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    if resolving_view(server_args).speculative_algorithm is not None:
+        check_toolkit()
+    return original(server_args)
 
 
 def check_toolkit() -> None:

@@ -19,6 +19,7 @@ from rayspec_kernels.cpu.packed_linear import linear_of_rows
 from rayspec_kernels.gather_dot.reference import MAX_ROWS
 from rayspec_kernels.head_topk import head_topk
 from rayspec_kernels.indexed_head import indexed_head
+from rayspec_kernels.indexed_head.reference import Tiles
 from rayspec_kernels.router_topk import union_tiles
 from rayspec_kernels.router_topk.reference import most_tiles
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost, dense_cost, gather_cost
@@ -208,18 +209,18 @@ class ClusteredHead(DraftHead):
         return self._score_union(hidden_TH, chosen_Tm, groups)
 
     def fused(self, hidden_TH: Tensor, step: int, k: int, routed: Tensor | None) -> Best | None:
-        """The union of the rows' clusters, whose tiles are read where they lie, which for one row is its own; several
-        groups of rows with clusters of their own have no such kernel."""
+        """The union of all rows' clusters, each tile of which is read where it lies, once, and counts for the groups of
+        rows that chose its cluster."""
         T, budget = len(hidden_TH), self.config.budget(step)
         if budget == self.config.clusters:
             return head_topk(hidden_TH, self.stored("weight"), k)
-        if self._groups(T, step) > 1:
-            return None
         scores_TM = self.cluster_scores(hidden_TH, routed)
+        # Enough for rows that all choose differently. Where that is everything, it is still no more of the matrix than
+        # `_score_all` reads, and no logits are written.
         num_tiles = self._tiles_of[self._most_clusters(T, 1, budget)]
-        tiles = union_tiles(scores_TM, budget, self._starts, TILE, num_tiles)
+        tiles = union_tiles(scores_TM, budget, self._starts, TILE, num_tiles, self._groups(T, step))
         if self.noted is not None:
-            self.note(T, step, tiles.ranges_t2[:, 1].sum(dim=0, keepdim=True))
+            self.note(T, step, _scored_in(tiles))
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
 
     def _most_clusters(self, rows: int, groups: int, budget: int) -> int:
@@ -331,6 +332,12 @@ def _chosen(chosen_Tm: Tensor, groups: int, clusters: int, dtype: torch.dtype) -
     is_chosen_GM = torch.zeros(groups, clusters, dtype=dtype, device=chosen_Tm.device)
     width = chosen_Tm.shape[1] * len(chosen_Tm) // max(groups, 1)
     return is_chosen_GM.scatter_(1, chosen_Tm.reshape(groups, width), 1)
+
+
+def _scored_in(tiles: Tiles) -> Tensor:
+    """How many tokens of these tiles each group of rows scores, [G]."""
+    count_t1 = tiles.ranges_t2[:, 1:]
+    return (count_t1 if tiles.is_of_tG is None else count_t1 * tiles.is_of_tG).sum(dim=0)
 
 
 def _each_row(values_G: Tensor, rows: int) -> Tensor:

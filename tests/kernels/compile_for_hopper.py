@@ -33,7 +33,7 @@ from rayspec_kernels.head_topk.kernel import head_topk_kernel
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles
 from rayspec_kernels.quantized_linear.kernel import linear_kernel, tiled_kernel
-from rayspec_kernels.router_topk.kernel import router_topk_kernel
+from rayspec_kernels.router_topk.kernel import router_topk_kernel, union_tiles_kernel
 from rayspec_kernels.router_topk.reference import Router
 from rayspec_kernels.slim_head.kernel import slim_head_kernel
 from rayspec_kernels.slim_posterior.correlations import Correlations
@@ -92,6 +92,10 @@ def launch_everything() -> None:
     ids_V, ranges_t2 = empty(V, dtype=torch.int32), empty(400, 2, dtype=torch.int32)
     indexed_head_kernel(empty(4, H), empty(V, H), ids_V, 8, Tiles(ranges_t2, 128))
     indexed_head_kernel(empty(4, H), int4, ids_V, 8, Tiles(ranges_t2, 256))
+    for groups in (4, 64):  # rows of their own, as `sglang_ext` asks for them
+        of_groups = Tiles(ranges_t2, 64, empty(400, groups, dtype=torch.int8))
+        for weight in (empty(V, H), int8, int4):
+            indexed_head_kernel(empty(groups, H), weight, ids_V, 8, of_groups)
     for weight in (empty(V, H), int8, fp8, int4):
         gather_dot_kernel(empty(2, H), weight, empty(2, 2048, dtype=torch.int64))
     gather_dot_kernel(empty(70_000, 72), empty(V, 72), empty(70_000, 8, dtype=torch.int64))
@@ -114,6 +118,8 @@ def launch_everything() -> None:
     for into, out in ((empty(R, 2 * H), empty(M, R)), few):
         router = Router(into, empty(R), out, empty(M))
         router_topk_kernel(x_BH, x_BH, router, 100, starts, 128, 400, 1e-5)
+    for groups in (2, 64):
+        union_tiles_kernel(empty(64, M, dtype=torch.float32), 100, starts, 64, 400, groups)
     x_NC, weight_C = empty(8, 4 * H), empty(4 * H)
     grouped_rmsnorm_kernel(x_NC, weight_C, 4, 1e-5)
     grouped_rmsnorm_backward_kernel(x_NC, x_NC, weight_C, empty(8, 4, dtype=torch.float32))

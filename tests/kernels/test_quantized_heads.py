@@ -121,10 +121,14 @@ def test_slim_head(weight_format: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_indexed_head(weight_format: str, device: torch.device) -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_indexed_head(groups: int, weight_format: str, device: torch.device) -> None:
     x_BH, weight = drawn(2, 64, dtype=torch.bfloat16, device=device), quantized(90, 64, weight_format, device)
     ids_L = torch.arange(89, -1, -1, device=device)
     tiles = Tiles(torch.tensor([[5, 16], [60, 3], [0, 0]], dtype=torch.int32, device=device), 16)
+    if groups == 2:
+        is_of_tG = torch.tensor([[1, 0], [1, 1], [0, 0]], dtype=torch.int8, device=device)
+        tiles = tiles._replace(is_of_tG=is_of_tG)
     exact = indexed_head_reference(x_BH.double(), dequantize_reference(weight).double(), ids_L, 3, tiles)
     out = indexed_head_kernel(x_BH, weight, ids_L, 3, tiles)
     assert_best(out, exact, exact_scores(x_BH, weight), FLOAT32_SUMS)

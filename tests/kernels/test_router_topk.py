@@ -170,6 +170,32 @@ def test_union_is_the_union(B: int, M: int, k: int, tile: int, device: torch.dev
     assert torch.equal(out.ranges_t2, reference.ranges_t2)
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("B", "groups", "M", "k", "tile"),
+    [(4, 2, 40, 5, 16), (3, 3, 9, 2, 32), (6, 3, 9, 9, 16), (70, 70, 21, 3, 16)],
+    ids=["rows_share", "each_row_its_own", "all", "many"],
+)
+def test_ranges_say_which_groups_chose_them(
+    B: int, groups: int, M: int, k: int, tile: int, device: torch.device
+) -> None:
+    scores_BM, starts = drawn(B, M, dtype=torch.float32, device=device), cluster_starts(M, device)
+    num_tiles = most_tiles(starts, tile, min(M, B * k)) + 2
+    chosen_Gm = (scores_BM.topk(k).indices + 1).view(groups, -1).tolist()
+    reference = union_tiles_reference(scores_BM, k, starts, tile, num_tiles, groups)
+    out = union_tiles_kernel(scores_BM, k, starts, tile, num_tiles, groups)
+    for tiles in (reference, out):
+        for group, chosen in enumerate(chosen_Gm):
+            expected = [t for c in sorted({0, *chosen}) for t in range(int(starts[c]), int(starts[c + 1]))]
+            assert named_tokens(tiles.of_group(group)) == expected
+        assert torch.equal(tiles.ranges_t2, union_tiles_reference(scores_BM, k, starts, tile, num_tiles).ranges_t2)
+    assert out.is_of_tG is not None
+    assert torch.equal(out.is_of_tG, reference.is_of_tG)
+    assert not out.is_of_tG[out.ranges_t2[:, 1] == 0].any()
+    few = union_tiles_kernel(scores_BM, k, starts, tile, 4, groups)
+    assert torch.equal(few.is_of_tG, out.is_of_tG[:4])
+
+
 def test_what_does_not_fit_is_left_out(device: torch.device) -> None:
     scores_BM, starts = drawn(1, 40, dtype=torch.float32, device=device), cluster_starts(40, device)
     whole = union_tiles_reference(scores_BM, 9, starts, 16, most_tiles(starts, 16, 9))
@@ -190,7 +216,8 @@ def test_equal_and_faulty_scores(special: str, dtype: torch.dtype, device: torch
     assert named_tokens(out) == named_tokens(reference) == [0, 1, 2, 3, *([78] if special == "nan" else [])]
 
 
-def test_router_feeds_the_head(device: torch.device) -> None:
+@pytest.mark.parametrize("groups", [1, 3])
+def test_router_feeds_the_head(groups: int, device: torch.device) -> None:
     """Both kernels in a row give what both references in a row give."""
     M, H = 24, 32
     starts = cluster_starts(M, device)
@@ -198,8 +225,9 @@ def test_router_feeds_the_head(device: torch.device) -> None:
     weight_VH, x_BH = drawn(V, H, dtype=torch.bfloat16, device=device), drawn(3, H, dtype=torch.bfloat16, device=device)
     router = random_router(H, 16, M, torch.bfloat16, device)
     members = torch.randperm(V, generator=torch.Generator().manual_seed(1)).to(device)
-    scores_BM, tiles = router_topk_kernel(x_BH, x_BH, router, 4, starts, 16, most_tiles(starts, 16, 12), EPS)
-    expected = union_tiles_reference(scores_BM, 4, starts, 16, most_tiles(starts, 16, 12))
+    num_tiles = most_tiles(starts, 16, 12)
+    scores_BM, tiles = router_topk_kernel(x_BH, x_BH, router, 4, starts, 16, num_tiles, EPS, groups)
+    expected = union_tiles_reference(scores_BM, 4, starts, 16, num_tiles, groups)
     exact = indexed_head_reference(x_BH.double(), weight_VH.double(), members, 3, expected)
     out = indexed_head_kernel(x_BH, weight_VH, members, 3, tiles)
     assert_best(out, exact, x_BH.double() @ weight_VH.double().T, FLOAT32_SUMS)
@@ -214,6 +242,9 @@ def test_what_is_refused(device: torch.device) -> None:
         router_topk_kernel(x_BH, x_BH, router, 2, starts[:-1], 16, 4, EPS)
     with pytest.raises(ValueError, match="scores must be contiguous"):
         union_tiles_kernel(torch.ones(2, 10, device=device)[:, :5], 2, starts, 16, 4)
+    for groups in (0, 3):
+        with pytest.raises(ValueError, match=f"groups must divide the 2 rows, got {groups}"):
+            union_tiles_kernel(torch.ones(2, 5, device=device), 2, starts, 16, 4, groups)
     for wrong, message in (
         ({"in_bias_R": router.in_bias_R.half()}, "in_bias_R must be 8 contiguous numbers of torch.float32"),
         ({"in_bias_R": router.in_bias_R[:7]}, "in_bias_R must be 8"),
@@ -232,12 +263,16 @@ def test_operator_and_dispatch(device: torch.device) -> None:
     x_BH = drawn(2, 16, dtype=torch.float32, device=device)
     in_R2H, in_bias_R, out_MR, out_bias_M = router
     torch.library.opcheck(_router_scores, (x_BH, x_BH, in_R2H, None, in_bias_R, out_MR, None, out_bias_M, EPS))
-    torch.library.opcheck(_union_tiles, (x_BH, 2, torch.arange(18, device=device), 16, 8))
+    for groups in (1, 2):
+        torch.library.opcheck(_union_tiles, (x_BH, 2, torch.arange(18, device=device), 16, 8, groups))
     few = quantized_router(32, 32, 5, "int8", torch.float32, device)
     wide_BH = drawn(2, 32, dtype=torch.float32, device=device)
     torch.library.opcheck(
         _router_scores, (wide_BH, wide_BH, *few.in_R2H, few.in_bias_R, *few.out_MR, few.out_bias_M, EPS)
     )
     scores_BM = router_scores(x_BH, x_BH, router, EPS)
-    tiles = union_tiles(scores_BM, 2, starts, 16, 8)
-    assert torch.equal(tiles.ranges_t2, union_tiles_reference(scores_BM, 2, starts, 16, 8).ranges_t2)
+    for groups in (1, 2):
+        tiles = union_tiles(scores_BM, 2, starts, 16, 8, groups)
+        expected = union_tiles_reference(scores_BM, 2, starts, 16, 8, groups)
+        assert torch.equal(tiles.ranges_t2, expected.ranges_t2)
+        assert tiles.is_of_tG is expected.is_of_tG is None or torch.equal(tiles.is_of_tG, expected.is_of_tG)

@@ -34,11 +34,16 @@ def test_faults_in_any_of_the_tiles(where: int, fault: float, device: torch.devi
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("is_gathered", [True, False])
-def test_ranges_in_any_order_and_empty_ones(is_gathered: bool, device: torch.device) -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_ranges_in_any_order_and_empty_ones(groups: int, is_gathered: bool, device: torch.device) -> None:
     x_BH, weight_VH = drawn(2, 8, dtype=torch.float32, device=device), drawn(90, 8, dtype=torch.float32, device=device)
     ids_L = torch.randperm(90, generator=torch.Generator().manual_seed(0)).to(device, torch.int32)
     ranges_t2 = torch.tensor([[64, 16], [0, 3], [80, 10], [5, 0], [30, 16], [90, 0]], dtype=torch.int32, device=device)
-    out = score_tiles(x_BH, weight_VH, 4, ids_L=ids_L, is_gathered=is_gathered, tiles_t2=ranges_t2, tile=TILE)
-    expected = indexed_head_reference(x_BH, weight_VH, ids_L, 4, Tiles(ranges_t2, TILE), not is_gathered)
+    is_of_tG = torch.tensor([[1, 0], [1, 1], [0, 0], [1, 1], [0, 1], [0, 0]], dtype=torch.int8, device=device)
+    tiles = Tiles(ranges_t2, TILE, is_of_tG if groups == 2 else None)
+    out = score_tiles(
+        x_BH, weight_VH, 4, ids_L=ids_L, is_gathered=is_gathered, tiles_t2=ranges_t2, tile=TILE, is_of_tG=tiles.is_of_tG
+    )
+    expected = indexed_head_reference(x_BH, weight_VH, ids_L, 4, tiles, not is_gathered)
     assert torch.equal(out.ids_Bk, expected.ids_Bk)
     torch.testing.assert_close(out.log_norm_B, expected.log_norm_B)

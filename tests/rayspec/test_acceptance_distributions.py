@@ -1,5 +1,6 @@
 """What of the target's distribution a head has in reach, and how near its own comes to it there."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,19 @@ def test_mass_and_distance_on_the_support(kind: str, tiny_target: FrozenTarget) 
         # the bound of DynaSpec's analysis, of each row
         accepted_N = torch.minimum(p_NV, q_NV).sum(dim=1)
         assert bool((accepted_N >= mass_N - tv_N - 1e-5).all())
+
+
+def test_drawn_answers_are_measured_where_they_are_named(tiny_target: FrozenTarget) -> None:
+    """And those that are left out, which are greedy, have no part in it."""
+    greedy, drawn = random_rows(), torch.tensor([1, 4, 5])
+    drafter = new("truncated", KINDS["truncated"], tiny_target, greedy)
+    answers = replace(greedy, temperature_N=torch.zeros(10).index_fill(0, drawn, 1.0))
+    settings = {"num_steps": 3, "batch_size": 2, "chunk_rows": 7}
+    found = measure(drafter, tiny_target, answers, sequences=drawn, **settings)
+    fields = ("token_ids_NL", "loss_mask_NL", "prompt_length_N", "length_N", "temperature_N")
+    alone = replace(greedy, **{name: getattr(greedy, name)[drawn] for name in fields})
+    assert found == measure(drafter, tiny_target, alone, **settings)
+    assert found != measure(drafter, tiny_target, answers, **settings)
 
 
 @pytest.mark.parametrize("base", ["truncated", "dynaspec"])

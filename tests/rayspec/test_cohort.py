@@ -179,6 +179,33 @@ def test_engines_that_share_a_gpu_start_one_after_the_other(tmp_path: Path) -> N
     assert engines.log == ["plain begins", "plain is up", "speculative starts"]
 
 
+class FullGpu(LoggedEngines):
+    """The second engine finds too little memory, of which its process dies."""
+
+    def start_speculative(self, cohort: Any, candidate: Candidate) -> dict[str, Any]:
+        raise EngineDied("engine with d did not start: torch.OutOfMemoryError: CUDA out of memory.\n--- end of log ---")
+
+
+SIDE_BY_SIDE = Placement(num_cpus=1, num_gpus=0.5, memory_share=0.4)
+GPU_EACH = Placement(num_cpus=1, num_gpus=1)
+
+
+@pytest.mark.parametrize(("placement", "is_said"), [(SIDE_BY_SIDE, True), (GPU_EACH, False)])
+def test_who_finds_no_memory_beside_another_engine_is_told_the_way_out(
+    placement: Placement, is_said: bool, tmp_path: Path
+) -> None:
+    """In the first line of the cause, which is what tables show. The plain engine's trial goes on."""
+    measure(tmp_path / "j", [], FullGpu(placement))
+    causes = failures(tmp_path / "j")
+    assert causes.keys() == {f"{head}-s2-c1" for head in ("full", "d1", "d2", "d3")}
+    for cause in causes.values():
+        first, *rest = cause.splitlines()
+        assert "CUDA out of memory" in first
+        assert first.endswith("with ray.side_by_side=false they take turns instead") == is_said
+        assert rest == ["--- end of log ---"]
+    assert blocks(tmp_path / "j") == {"plain-c1": 4}
+
+
 def test_others_start_together(tmp_path: Path) -> None:
     engines = LoggedEngines(Placement(num_cpus=1, num_gpus=1))
     measure(tmp_path / "j", [], engines)

@@ -66,6 +66,7 @@ EXPECTED: dict[str, tuple[int, int, int, str]] = {
     "slimspec/router_ranks": (8, 1, 1, "full-trained"),
     "specformer/table1": (4 * 3, 3, 1, "full-frozen"),
     "specformer/table2": (2 * 3, 1, 1, "specformer-l8-distilled"),
+    "specformer/table3": (2, 1, 1, "specformer-l8"),
     "specformer/table4": (2 * 5, 4, 1, "specformer-l8"),
     "vocabtrim/domain": (6, 1, 8, "full"),
     "vocabtrim/figures_3_4": (9, 1, 8, "eagle2"),

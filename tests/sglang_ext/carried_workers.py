@@ -16,6 +16,7 @@ from test_tree_slim import make_tree
 from torch import Tensor, nn
 
 from sglang_ext.adapter import swap
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.models import sharded_head
 from sglang_ext.adapter.workers import captured, last_hidden, propose_graphs
 from sglang_ext.adapter.workers.context import ContextDraftWorker
@@ -99,8 +100,8 @@ def worker_of(kind: type[CarriedDrafting], steps: int, topk: int, nodes: int) ->
     runner.model = SimpleNamespace(get_input_embeddings=lambda: embedding)
     runner.attn_backend = SimpleNamespace(verify_mask=None, max_context_len=64)
     worker.target_worker, worker.device, worker.topk = SimpleNamespace(model_runner=runner), "cpu", topk
-    worker.speculative_num_steps = worker.most_steps = steps
-    worker.speculative_num_draft_tokens = worker.most_nodes = nodes
+    worker.speculative_num_steps, worker.speculative_num_draft_tokens = steps, nodes
+    worker.longest = LongestDraft(steps, topk, nodes)
     worker.parallel_layout, worker._specialized_graph_memory_usage = SimpleNamespace(tp_group=None), {}
     return worker
 

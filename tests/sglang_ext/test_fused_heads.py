@@ -15,6 +15,7 @@ import rayspec_kernels.router_topk
 import rayspec_kernels.slim_head
 from rayspec_kernels.common.quantized import Quantized
 from sglang_ext.heads import DraftHead, base, dynaspec
+from sglang_ext.heads.base import NO_TOKEN
 
 OPERATIONS = (rayspec_kernels.head_topk, rayspec_kernels.slim_head, rayspec_kernels.indexed_head,
               rayspec_kernels.gather_dot, rayspec_kernels.router_topk)  # fmt: skip
@@ -22,8 +23,8 @@ FUSED = {name: spec for name, spec in SPECS.items() if spec["kind"] != "rdk"}  #
 FEWER_BITS = {"full": "int8", "slimspec": "int8", "specvocab": "int8", "dynaspec": "fp8", "dynaspec_union": "int8",
               "coral_union": "fp8"}  # fmt: skip
 FUSED |= {f"{name}_{form}": {**SPECS[name], "weight_format": form} for name, form in FEWER_BITS.items()}
-ONE_ROW = {"dynaspec", "dynaspec_fp8", "dynaspec_request", "coral", "coral_request"}  # a union of one row
-NOT_FUSED = {"specvocab", "specvocab_int8", "full_biased"} | ONE_ROW  # rows with candidates of their own, or a bias
+NOT_FUSED = {"specvocab", "specvocab_int8", "full_biased"}  # rows with candidates of their own, or a bias
+ROUTED = ["dynaspec", "dynaspec_request", "dynaspec_fp8", "coral", "coral_request"]  # groups of rows choose
 ROWS = (1, 5)
 # what fewer bits change is the same at each step
 CASES = [(name, step) for name in FUSED for step in STEPS[:: volume(1, 3 if name in SPECS else len(STEPS))]]
@@ -65,7 +66,7 @@ def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, 
         request.getfixturevalue("kernels")
         torch.testing.assert_close(rows.routed(head, step), routed, atol=1e-4, rtol=1e-4)
         fused = head.fused(rows.hidden_TH, step, 4, routed)
-        assert (fused is None) == (name in NOT_FUSED and not (name in ONE_ROW and T == 1))
+        assert (fused is None) == (name in NOT_FUSED)
         found = head.propose(rows.hidden_TH, step, 4, routed)
         assert torch.equal(found.token_ids_Tk, expected.token_ids_Tk)
         torch.testing.assert_close(found.scores_Tk, expected.scores_Tk, atol=1e-4, rtol=1e-4)
@@ -77,15 +78,42 @@ def test_fused_answers_are_the_same(name: str, step: int, device: torch.device, 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", [name for name in SPECS if name.startswith(("dynaspec", "coral"))])
 def test_what_is_noted_is_what_is_scored(name: str, device: torch.device) -> None:
+    """One row of each request at the root, three later."""
     head = served(SPECS[name], device)
-    head.noted = torch.zeros(1, max(ROWS), 1, dtype=torch.int32, device=device)
+    head.expect_rows((1, 3))
+    head.noted = torch.zeros(2, 5, 3, dtype=torch.int32, device=device)
     is_routed = head.shortlist_size(0) is None
-    for T in ROWS:
+    for step, T in ((0, 1), (0, 5), (1, 3), (1, 6)):
         rows = Rows.draw(T).to(torch.float32).to(device)
-        routed = rows.routed(head, 0)
-        head.best(rows.hidden_TH, 0, routed)
-        scored_T = head.scored(rows.hidden_TH, 0, routed)
-        assert head.noted[0, :T, 0].tolist() == (scored_T.tolist() if is_routed else [0] * T)
+        routed = rows.routed(head, step)
+        head.noted.zero_()
+        assert head.fused(rows.hidden_TH, step, 1, routed) is not None
+        noted_BR = head.noted[step, : T // (1, 3)[step], : (1, 3)[step]]
+        scored_T = head.scored(rows.hidden_TH, step, routed)
+        assert noted_BR.flatten().tolist() == (scored_T.tolist() if is_routed else [0] * T)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("step", [1, 6])
+@pytest.mark.parametrize("name", ROUTED)
+def test_the_beams_of_several_requests(
+    name: str, step: int, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    """Two requests of three rows, which choose for their request or for themselves: each row's best tokens and their
+    log-probabilities are those of what was scored and then searched."""
+    head = served(FUSED[name], device)
+    head.expect_rows((1, 3))
+    rows = Rows.draw(6).to(torch.float32).to(device)
+    routed = rows.routed(head, step)
+    logits_TV = head.target_logits(rows.hidden_TH, step, routed)
+    supports = {tuple((logits_V > NO_TOKEN / 2).tolist()) for logits_V in logits_TV}
+    assert len(supports) > 1, "rows must differ for this to show anything"
+    expected_Tk, ids_Tk = logits_TV.log_softmax(dim=-1).topk(4)
+    request.getfixturevalue("kernels")
+    assert head.fused(rows.hidden_TH, step, 4, routed) is not None
+    found = head.propose(rows.hidden_TH, step, 4, routed)
+    assert torch.equal(found.token_ids_Tk, ids_Tk)
+    torch.testing.assert_close(found.scores_Tk - found.log_norm_T[:, None], expected_Tk, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("kernels")

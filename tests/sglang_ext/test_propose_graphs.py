@@ -202,7 +202,7 @@ def test_what_is_captured_reads_no_values_and_stays_on_the_device(
     moved(worker)._capture_cuda_graphs()
     (graphs,) = worker.graphs.values()
     for size, (_, (tokens_BN, _, num_nodes_B)) in graphs._backend.passes.items():
-        assert (tokens_BN.shape, tokens_BN.device.type) == ((size, worker.most_nodes), "cuda")
+        assert (tokens_BN.shape, tokens_BN.device.type) == ((size, worker.longest.nodes), "cuda")
         assert (num_nodes_B is not None) == (name == "medusa-slim")
     assert list(graphs._backend.passes) == [4, 2, 1]
 

@@ -15,6 +15,7 @@ from test_last_hidden import POSITIONS, embed, make_drafter, rows
 from torch import Tensor
 
 from rayspec_kernels.common.quantized import FORMATS
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.models import context, sharded_head
 from sglang_ext.adapter.models.sharded_head import ShardedHead, shared_over_ranks
 from sglang_ext.adapter.workers import last_hidden
@@ -151,7 +152,7 @@ def test_heads_that_are_more_than_rows_stay_whole(name: str) -> None:
 def test_small_heads_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     parallel = SimpleNamespace(tp_size=2, tp_rank=1, attn_dp_enabled=False)
     monkeypatch.setattr(sharded_head, "get_parallel", lambda: parallel)
-    monkeypatch.setattr(sharded_head, "get_spec", lambda: SimpleNamespace(speculative_num_steps=POSITIONS))
+    monkeypatch.setattr(LongestDraft, "of_server", lambda: LongestDraft(POSITIONS, 1, POSITIONS + 1))
     head = make_head(SPECS["full"])
     assert shared_over_ranks(head) is head
     monkeypatch.setattr(sharded_head, "MIN_SAVED_BYTES", 0)
@@ -168,7 +169,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is that rank, and no head is too small."""
     parallel = SimpleNamespace(tp_size=2, tp_rank=1, attn_dp_enabled=False)
     monkeypatch.setattr(sharded_head, "get_parallel", lambda: parallel)
-    monkeypatch.setattr(sharded_head, "get_spec", lambda: SimpleNamespace(speculative_num_steps=POSITIONS))
+    monkeypatch.setattr(LongestDraft, "of_server", lambda: LongestDraft(POSITIONS, 1, POSITIONS + 1))
     monkeypatch.setattr(sharded_head, "MIN_SAVED_BYTES", 0)
 
 
@@ -237,7 +238,7 @@ def test_drafters_that_draft_from_one_vector_share_their_heads(
     else:
         monkeypatch.setattr(last_hidden, "empty_drafter", lambda info: drafter)
         worker: Any = object.__new__(last_hidden.LastHiddenDraftWorker)
-        worker.device, worker.topk, worker.most_steps, worker.most_nodes = "cpu", 1, POSITIONS, POSITIONS + 1
+        worker.device, worker.topk, worker.longest = "cpu", 1, LongestDraft(POSITIONS, 1, POSITIONS + 1)
         worker.target_worker = SimpleNamespace(model_runner=SimpleNamespace(dtype=torch.float32))
         worker._host(info, weights, {})
         assert worker.drafter is drafter

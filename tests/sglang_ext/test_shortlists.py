@@ -13,6 +13,7 @@ from torch import Tensor
 from sglang_ext import COUNT_SHORTLISTS
 from sglang_ext.adapter import shortlists, step_clock
 from sglang_ext.adapter.engine import StepTimes, step_times
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.models import hosted_head
 from sglang_ext.adapter.step_clock import StepClock
 from sglang_ext.adapter.workers import last_hidden, timed
@@ -28,8 +29,7 @@ Count = tuple[list[int], list[int], int]
 def clock_of(monkeypatch: pytest.MonkeyPatch, *, asked: bool) -> StepClock:
     """Of a worker on an accelerator, which is this CPU."""
     monkeypatch.setenv(COUNT_SHORTLISTS, str(int(asked)))
-    spec = SimpleNamespace(speculative_num_steps=3, speculative_eagle_topk=4, speculative_num_draft_tokens=NODES)
-    monkeypatch.setattr(step_clock, "get_spec", lambda: spec)
+    monkeypatch.setattr(LongestDraft, "of_server", lambda: LongestDraft(steps=3, topk=4, nodes=NODES))
     monkeypatch.setattr(step_clock, "get_device", lambda: SimpleNamespace(device="cpu"))
     clock = StepClock()
     clock.on_device, clock.is_running = True, False

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from sglang_ext.adapter import engine as engine_calls
 from sglang_ext.adapter import ranks, swap
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.models import hosted_head, sharded_head
-from sglang_ext.adapter.models.hosted_head import DraftShape, HostsHead
+from sglang_ext.adapter.models.hosted_head import HostsHead
 from sglang_ext.adapter.ranks import RanksDiffer, on_all_ranks
 from sglang_ext.adapter.requests import check_tokenized
 from sglang_ext.adapter.workers import eagle as draft_worker
@@ -88,7 +89,7 @@ class Hosting(Model):
         super().__init__()
         self.info, self.model, self.loaded = read_info(running), torch.nn.Linear(1, 1), set[str]()
         self.origins = origins(self.info)
-        self.shape = DraftShape(steps=2, topk=1, nodes=3)
+        self.longest = LongestDraft(steps=2, topk=1, nodes=3)
 
     def swap(self, info: Any, tensors: Any, origins: Any) -> bool:
         return HostsHead.swap(self, info, tensors, origins)
@@ -102,8 +103,6 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a model asks of SGLang when it hosts another drafter."""
     monkeypatch.setattr(hosted_head, "check_target", lambda info: None)
     monkeypatch.setattr(hosted_head, "served_stop_ids", tuple)
-    asked = SimpleNamespace(speculative_eagle_topk=1, speculative_num_steps=2)
-    monkeypatch.setattr(hosted_head, "get_spec", lambda: asked)
     monkeypatch.setattr(swap, "metrics", lambda: None)
     monkeypatch.setattr(sharded_head, "get_parallel", lambda: SimpleNamespace(tp_size=1))
 
@@ -156,16 +155,13 @@ def test_a_swap_reads_no_body_that_is_there(
 
 
 @pytest.mark.usefixtures("hosts")
-def test_a_swap_while_a_policy_rests_makes_the_tree_of_its_drafts(
+def test_a_swap_makes_the_tree_of_the_longest_drafts(
     worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EagleDraftWorker, "_capture_cuda_graphs", lambda worker: None)
     monkeypatch.setattr(hosted_head, "get_parallel", lambda: SimpleNamespace(pp_size=1))
     model = worker.draft_runner.model = Hosting(str(DRAFTERS["full"]))
-    spec = SimpleNamespace(speculative_num_steps=2, speculative_eagle_topk=2, speculative_num_draft_tokens=4)
-    monkeypatch.setattr(hosted_head, "get_spec", lambda: spec)
-    model.shape = DraftShape.at_start()
-    spec.speculative_num_draft_tokens = 1  # at rest: the root alone
+    model.longest = LongestDraft(steps=2, topk=2, nodes=4)
     swap.swap_drafter(scheduler_of(worker), str(with_tree(tmp_path / "slim")))
     assert model.pruner is not None
     assert model.pruner.num_nodes == 4

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sglang.kernels.jit.utils.compile import toolchain
 
-from sglang_ext.adapter import engine, plugin
-from sglang_ext.adapter.toolkit import check_toolkit
+from sglang_ext.adapter import engine
+from sglang_ext.adapter.toolkit import check_before_speculating, check_toolkit
 
 
 @pytest.fixture
@@ -31,9 +31,13 @@ def test_an_engine_does_not_start_on_cuda_without_nvcc(home: Path, monkeypatch: 
 
 
 def test_nor_does_a_server_that_speculates(home: Path) -> None:
-    """SGLang's own command, which rayspec serve runs: its scheduler asks for the worker."""
+    """SGLang's own command, which rayspec serve runs: while it reads its arguments."""
     with pytest.raises(RuntimeError, match=rf"there is no {home}/bin/nvcc; install the CUDA toolkit"):
-        plugin.create_worker(lambda *_: pytest.fail("made a worker"), "EAGLE3", SimpleNamespace())
+        check_before_speculating(lambda _: pytest.fail("went on"), SimpleNamespace(speculative_algorithm="EAGLE3"))
+
+
+def test_a_server_that_drafts_nothing_is_not_asked(home: Path) -> None:
+    assert check_before_speculating(lambda _: "went on", SimpleNamespace(speculative_algorithm=None)) == "went on"
 
 
 @pytest.mark.parametrize("other", ["no GPU", "SGLang's CPU engine", "ROCm"])

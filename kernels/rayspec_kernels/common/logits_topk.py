@@ -25,7 +25,8 @@ def _logits_kernel(logits_ptr, keys_ptr, norms_ptr, V, num_tiles, stride,
     is_valid_N = n_N < V
     place_NB = b_B[None, :].to(tl.int64) * stride + n_N[:, None]
     score_NB = tl.load(logits_ptr + place_NB, mask=is_valid_N[:, None], other=float("-inf")).to(tl.float32)
-    store_tile(score_NB, is_valid_N, tile * BLOCK_N, b_B, b_B >= 0, tile, num_tiles, keys_ptr, norms_ptr, K, BLOCK_N)
+    store_tile(score_NB, is_valid_N[:, None], tile * BLOCK_N, b_B, b_B >= 0, tile, num_tiles, keys_ptr, norms_ptr,
+               K, BLOCK_N)  # fmt: skip
 
 
 def logits_topk(logits_BV: Tensor, k: int) -> Best:

@@ -54,19 +54,20 @@ def _key_in_tile(sorting, place):
 
 
 @triton.jit
-def store_tile(score_NB, is_valid_N, first, b_B, is_row_B, program, programs, keys_ptr, norms_ptr,
+def store_tile(score_NB, is_valid_NB, first, b_B, is_row_B, program, programs, keys_ptr, norms_ptr,
                K: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     """Write the K best of each row of a program's tile into keys [B, K, n], the tile's (maximum, sum of exponentials)
-    into norms [B, 2, n]. The tile's candidates are at the places first, first + 1, ... of the list of all."""
+    into norms [B, 2, n]. The tile's candidates are at the places first, first + 1, ... of the list of all; which of
+    them count is said for each row, or as [N, 1] for all rows."""
     row_B = b_B.to(tl.int64)
-    score_NB = tl.where(is_valid_N[:, None], score_NB, float("-inf"))
+    score_NB = tl.where(is_valid_NB, score_NB, float("-inf"))
     top_B = tl.max(score_NB, axis=0)
     total_B = tl.sum(tl.exp(score_NB - finite_or_zero(top_B)[None, :]), axis=0)
     tl.store(norms_ptr + row_B * 2 * programs + program, top_B, mask=is_row_B)
     tl.store(norms_ptr + (row_B * 2 + 1) * programs + program, total_B, mask=is_row_B)
 
     n_N = tl.arange(0, BLOCK_N)
-    sorting_NB = tl.where(is_valid_N[:, None], sortable(score_NB), _LOWEST)
+    sorting_NB = tl.where(is_valid_NB, sortable(score_NB), _LOWEST)
     for j in range(K):
         best_B, at_B = tl.max(sorting_NB, axis=0, return_indices=True)
         key_B = _key_in_tile(best_B, first + at_B)

@@ -18,10 +18,11 @@ def _indexed_head(
     k: int,
     ranges_t2: Tensor | None,
     tile: int,
+    is_of_tG: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 
-    tiles = None if ranges_t2 is None else Tiles(ranges_t2, tile)
+    tiles = None if ranges_t2 is None else Tiles(ranges_t2, tile, is_of_tG)
     return indexed_head_kernel(x_BH, joined(values, scales), ids_L, k, tiles)
 
 
@@ -39,11 +40,11 @@ def indexed_head(
 ) -> Best:
     """The k best of the logits of chosen candidates, x [B, H] and W [V, H], and the log-sum-exp over them.
 
-    `ids_L` lists candidates by id, -1 (at its end) for none; `tiles` chooses ranges of the list, None all of it. The
-    row of a candidate is its id. Ties: the first listed.
+    `ids_L` lists candidates by id, -1 (at its end) for none; `tiles` chooses ranges of the list, for all rows or for
+    groups of them, None all of it. The row of a candidate is its id. Ties: the first listed.
     """
     values, scales = parts(weight)
     if uses_kernel(x_BH, values) and k <= MAX_K:
-        ranges_t2, tile = (None, 0) if tiles is None else tiles
-        return Best(*_indexed_head(x_BH, values, scales, ids_L, k, ranges_t2, tile))
+        chosen = (None, 0, None) if tiles is None else tiles
+        return Best(*_indexed_head(x_BH, values, scales, ids_L, k, *chosen))
     return indexed_head_reference(x_BH, weight, ids_L, k, tiles)

@@ -22,7 +22,15 @@ from torch.nn.functional import linear
 from rayspec_kernels.common.bench import Case, Inputs, run
 from rayspec_kernels.common.best import Best, best_reference
 from rayspec_kernels.common.closeness import FLOAT32_SUMS, assert_best
-from rayspec_kernels.common.inputs import best_bytes, float64_scores, formats, random, random_weight, stored_bytes
+from rayspec_kernels.common.inputs import (
+    best_bytes,
+    float64_scores,
+    formats,
+    random,
+    random_ids,
+    random_weight,
+    stored_bytes,
+)
 from rayspec_kernels.common.shapes import BATCHES, MODELS, Shape
 from rayspec_kernels.head_topk.bench import K, topk_and_norm
 from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
@@ -30,6 +38,7 @@ from rayspec_kernels.indexed_head.reference import Tiles
 
 _CLUSTER = 256  # tokens; DynaSpec's clusters are about this large with 512 of them
 _TILE = 128
+_GROUPS = "ranges, half of them for each row"
 
 
 def cases(shape: Shape, batch: int) -> Iterator[Case]:
@@ -37,6 +46,8 @@ def cases(shape: Shape, batch: int) -> Iterator[Case]:
     clusters = -(-rows // _CLUSTER)
     for where in ("list", "ranges", "ranges stored in order"):
         yield _case(shape, batch, where, "bf16", clusters, min(_CLUSTER, rows))
+    if batch > 1:
+        yield _case(shape, batch, _GROUPS, "bf16", clusters, min(_CLUSTER, rows))
     for weight_format in formats(shape.hidden)[1:]:
         yield _case(shape, batch, "ranges stored in order", weight_format, clusters, min(_CLUSTER, rows))
 
@@ -58,19 +69,27 @@ def _case(shape: Shape, batch: int, where: str, weight_format: str, clusters: in
         ranges_t2 = torch.cat([ranges_t2, torch.zeros_like(ranges_t2)])
         ids_n = (chosen[:, None] + torch.arange(cluster, device=device)).flatten().int()
         every = torch.arange(V, device=device, dtype=torch.int32)
+        is_of_tG = None
+        if where == _GROUPS:
+            is_of_tG = random_ids(generator, 2, len(ranges_t2), batch).to(torch.int8)
+            is_of_tG[0] = 1  # as what is pinned
         trimmed = weight[ids_n] if isinstance(weight, Tensor) else None
-        return random(generator, batch, H), weight, every, ids_n, ranges_t2, trimmed
+        return random(generator, batch, H), weight, every, ids_n, ranges_t2, is_of_tG, trimmed
 
     def kernel(*inputs: Any) -> Best:
-        x_BH, weight, every, ids_n, ranges_t2, _ = inputs
+        x_BH, weight, every, ids_n, ranges_t2, is_of_tG, _ = inputs
         if where == "list":
             return indexed_head_kernel(x_BH, weight, ids_n, k)
-        return indexed_head_kernel(x_BH, weight, every, k, Tiles(ranges_t2, _TILE), is_listed_order)
+        return indexed_head_kernel(x_BH, weight, every, k, Tiles(ranges_t2, _TILE, is_of_tG), is_listed_order)
 
     def check(inputs: Inputs, out: Best) -> None:
-        x_BH, weight, _, ids_n, *_ = inputs
+        x_BH, weight, _, ids_n, ranges_t2, is_of_tG, _ = inputs
         scores_BV = float64_scores(x_BH, weight)
-        chosen = best_reference(scores_BV[:, ids_n], k)
+        scores_Bn = scores_BV[:, ids_n]
+        if is_of_tG is not None:
+            is_of_nB = is_of_tG.repeat_interleave(ranges_t2[:, 1], dim=0)
+            scores_Bn = scores_Bn.masked_fill(is_of_nB.T == 0, float("-inf"))
+        chosen = best_reference(scores_Bn, k)
         assert_best(out, chosen._replace(ids_Bk=ids_n.long()[chosen.ids_Bk]), scores_BV, FLOAT32_SUMS)
 
     rivals = {
@@ -91,7 +110,7 @@ def _case(shape: Shape, batch: int, where: str, weight_format: str, clusters: in
         make=make,
         kernel=kernel,
         check=check,
-        rivals=rivals if weight_format == "bf16" else {},
+        rivals=rivals if weight_format == "bf16" and where != _GROUPS else {},
     )
 
 

@@ -2,7 +2,8 @@
 
 A row of 4096 bfloat16 is 8 KiB in one piece, so that gathering costs no bandwidth, only the wait for its index; where
 the matrix is stored in the order of the list, a tile is a range of rows and that wait goes, too. Empty tiles read
-nothing: a call costs what the chosen rows cost, however large the fixed number of tiles.
+nothing: a call costs what the chosen rows cost, however large the fixed number of tiles. Where groups of rows have
+chosen their own, a tile is still read once, and counts for those that chose it.
 """
 
 from torch import Tensor
@@ -22,5 +23,7 @@ def indexed_head_kernel(
     is_listed_order: bool = False,
 ) -> Best:
     """Like the reference, for k up to 16; raises ValueError for layouts it does not take."""
-    ranges_t2, size = (None, None) if tiles is None else tiles
-    return score_tiles(x_BH, weight, k, ids_L=ids_L, is_gathered=not is_listed_order, tiles_t2=ranges_t2, tile=size)
+    ranges_t2, size, is_of_tG = (None, None, None) if tiles is None else tiles
+    return score_tiles(
+        x_BH, weight, k, ids_L=ids_L, is_gathered=not is_listed_order, tiles_t2=ranges_t2, tile=size, is_of_tG=is_of_tG
+    )

@@ -1,6 +1,6 @@
 """A head over a set of rows that a batch shares (DynaSpec), with its k best.
 
-B = rows, H = width, V = rows of the matrix, L = listed candidates, t = tiles, k = kept ones.
+B = rows, H = width, V = rows of the matrix, L = listed candidates, t = tiles, k = kept ones, G = groups of rows.
 """
 
 from typing import NamedTuple
@@ -18,6 +18,13 @@ class Tiles(NamedTuple):
 
     ranges_t2: Tensor  # int32: first place in the list, count in 0..size
     size: int  # a power of two, 16..256
+    # int8: 1 where a group's rows score the range. Groups are equally many rows, side by side. None: all rows score all
+    is_of_tG: Tensor | None = None
+
+    def of_group(self, group: int) -> "Tiles":
+        """As if the group were alone: the ranges of the others are empty."""
+        assert self.is_of_tG is not None, "all rows score the same"
+        return Tiles(self.ranges_t2 * self.is_of_tG[:, group, None], self.size)
 
 
 def chosen_places(tiles: Tiles) -> Tensor:
@@ -42,6 +49,13 @@ def indexed_head_reference(
     row of a candidate is its id, or its place in the list where the matrix `is_listed_order` (no -1 then). Ties: the
     first listed.
     """
+    if tiles is not None and tiles.is_of_tG is not None:
+        groups_rH = x_BH.chunk(tiles.is_of_tG.shape[1])
+        alone = [
+            indexed_head_reference(x_rH, weight, ids_L, k, tiles.of_group(group), is_listed_order)
+            for group, x_rH in enumerate(groups_rH)
+        ]
+        return Best(*map(torch.cat, zip(*alone, strict=True)))
     place_n = torch.arange(len(ids_L), device=ids_L.device) if tiles is None else chosen_places(tiles)
     id_n = torch.where(place_n < 0, -1, ids_L.long()[place_n.clamp(min=0)])
     row_n = (place_n if is_listed_order else id_n).clamp(min=0)

@@ -48,24 +48,30 @@ def router_scores(embed_BH: Tensor, feature_BH: Tensor, router: Router, eps: flo
 
 
 @torch.library.custom_op("rayspec::union_tiles", mutates_args=())
-def _union_tiles(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tensor:
+def _union_tiles(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int, groups: int) -> list[Tensor]:
+    """The ranges and, of several groups, which of them each range is of."""
     from rayspec_kernels.router_topk.kernel import union_tiles_kernel
 
-    return union_tiles_kernel(scores_BM, k, starts, tile, num_tiles).ranges_t2
+    ranges_t2, _, is_of_tG = union_tiles_kernel(scores_BM, k, starts, tile, num_tiles, groups)
+    return [ranges_t2] if is_of_tG is None else [ranges_t2, is_of_tG]
 
 
 @_union_tiles.register_fake
-def _(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tensor:
-    return scores_BM.new_empty(num_tiles, 2, dtype=torch.int32)
+def _(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int, groups: int) -> list[Tensor]:
+    ranges_t2 = scores_BM.new_empty(num_tiles, 2, dtype=torch.int32)
+    return [ranges_t2] if groups == 1 else [ranges_t2, scores_BM.new_empty(num_tiles, groups, dtype=torch.int8)]
 
 
-def union_tiles(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tiles:
+def union_tiles(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int, groups: int = 1) -> Tiles:
     """Ranges of the pinned cluster 0 and of the union of each row's k best routed ones.
 
     Cluster c of the list (see `indexed_head`) is starts[c]..starts[c + 1] - 1, int [M + 2]. The ranges ascend, hold at
     most `tile` candidates each and are `num_tiles` in number, the last ones empty; what does not fit is left out
     (`most_tiles` says how many fit always). Ties between clusters: the lowest. Nothing synchronises.
+
+    `groups` of equally many rows, side by side: each range says which of them have a row that chose its cluster.
     """
     if uses_kernel(scores_BM):
-        return Tiles(_union_tiles(scores_BM, k, starts, tile, num_tiles), tile)
-    return union_tiles_reference(scores_BM, k, starts, tile, num_tiles)
+        ranges_t2, *is_of_tG = _union_tiles(scores_BM, k, starts, tile, num_tiles, groups)
+        return Tiles(ranges_t2, tile, *is_of_tG)
+    return union_tiles_reference(scores_BM, k, starts, tile, num_tiles, groups)

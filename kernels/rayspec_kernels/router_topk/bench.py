@@ -36,10 +36,12 @@ _TILE = 128
 def cases(shape: Shape, batch: int) -> Iterator[Case]:
     R = min(1024, 2 * shape.hidden)
     for weight_format in formats(shape.hidden, R):
-        yield _case(shape, batch, R, weight_format)
+        yield _case(shape, batch, R, weight_format, groups=1)
+    if batch > 1:
+        yield _case(shape, batch, R, "bf16", groups=batch)
 
 
-def _case(shape: Shape, batch: int, R: int, weight_format: str) -> Case:
+def _case(shape: Shape, batch: int, R: int, weight_format: str, groups: int) -> Case:
     V, H = shape.vocab, shape.hidden
     M = min(512, max(1, V // 8))
     k = max(1, M * 28 // 128)
@@ -57,25 +59,27 @@ def _case(shape: Shape, batch: int, R: int, weight_format: str) -> Case:
         return random(generator, batch, H), random(generator, batch, H), router, starts.to(generator.device)
 
     def kernel(embed_BH: Tensor, feature_BH: Tensor, router: Router, starts: Tensor) -> tuple[Tensor, Tiles]:
-        return router_topk_kernel(embed_BH, feature_BH, router, k, starts, _TILE, num_tiles, _EPS)
+        return router_topk_kernel(embed_BH, feature_BH, router, k, starts, _TILE, num_tiles, _EPS, groups)
 
     def composition(embed_BH: Tensor, feature_BH: Tensor, router: Router, starts: Tensor) -> tuple[Tensor, Tiles]:
-        return router_topk_reference(embed_BH, feature_BH, router, k, starts, _TILE, num_tiles, _EPS)
+        return router_topk_reference(embed_BH, feature_BH, router, k, starts, _TILE, num_tiles, _EPS, groups)
 
     def check(inputs: Inputs, out: tuple[Tensor, Tiles]) -> None:
         embed_BH, feature_BH, router, starts = inputs
         wide = Router(*((t if isinstance(t, Tensor) else dequantize_reference(t)).double() for t in router))
         exact_BM = router_scores_reference(embed_BH.double(), feature_BH.double(), wide, _EPS)
         assert_close(out[0], exact_BM, ROUNDED[DTYPE])
-        expected = union_tiles_reference(out[0], k, starts, _TILE, num_tiles)
+        expected = union_tiles_reference(out[0], k, starts, _TILE, num_tiles, groups)
         assert torch.equal(out[1].ranges_t2, expected.ranges_t2), "the ranges are not those of the union"
+        if expected.is_of_tG is not None:
+            assert torch.equal(out[1].is_of_tG, expected.is_of_tG), "the ranges are of other groups"
 
     return Case(
         op="router_topk",
         shape=shape.name,
         batch=batch,
-        variant=f"R={R} M={M} k={k}, {weight_format}",
-        bytes=weights + 2 * (R + M) + batch * (4 * H + 4 * M) + 8 * num_tiles,
+        variant=f"R={R} M={M} k={k}, {weight_format}" + (", each row its own" if groups > 1 else ""),
+        bytes=weights + 2 * (R + M) + batch * (4 * H + 4 * M) + (8 + (groups if groups > 1 else 0)) * num_tiles,
         flops=2 * batch * R * (2 * H + M),
         make=make,
         kernel=kernel,

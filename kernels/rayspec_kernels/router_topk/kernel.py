@@ -1,7 +1,7 @@
 """DynaSpec's router in four launches without a synchronisation: hidden layer and scores, choice and ranges.
 
 The scores may be computed on a second stream beside the drafter's layer. B = rows, H = width, R = width of the router,
-M = routed clusters, t = ranges.
+M = routed clusters, t = ranges, G = groups of rows.
 """
 
 import torch
@@ -73,9 +73,11 @@ def _key(scores_ptr, m_M, M):
     return key_of(score_M.to(tl.float32), m_M, m_M < M)
 
 
-@triton.jit
-def _choose_kernel(scores_ptr, is_chosen_ptr, M, k, BLOCK_M: tl.constexpr, BLOCK_OTHER: tl.constexpr):
-    """A cluster is among the k best of a row if fewer than k others rank before it: no sorting, no rounds."""
+@triton.jit(do_not_specialize=["rows_of_a_group"])
+def _choose_kernel(scores_ptr, is_chosen_ptr, M, k, rows_of_a_group,
+                   HAS_GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_OTHER: tl.constexpr):  # fmt: skip
+    """A cluster is among the k best of a row if fewer than k others rank before it: no sorting, no rounds. Marks
+    [1 + G, M]: what any row has chosen, then, where there are groups, what a row of each has."""
     row_scores_ptr = scores_ptr + tl.program_id(0).to(tl.int64) * M
     m_M = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     key_M = _key(row_scores_ptr, m_M, M)
@@ -85,12 +87,17 @@ def _choose_kernel(scores_ptr, is_chosen_ptr, M, k, BLOCK_M: tl.constexpr, BLOCK
         rank_M += tl.sum((other_O[None, :] > key_M[:, None]).to(tl.int32), axis=1)
     # rows that choose the same cluster write the same mark
     tl.store(is_chosen_ptr + m_M, tl.full((BLOCK_M,), 1, tl.int32), mask=(m_M < M) & (rank_M < k))
+    if HAS_GROUPS:
+        group_ptr = is_chosen_ptr + (1 + tl.program_id(0) // rows_of_a_group) * M
+        tl.store(group_ptr + m_M, tl.full((BLOCK_M,), 1, tl.int32), mask=(m_M < M) & (rank_M < k))
 
 
-@triton.jit
-def _ranges_kernel(is_chosen_ptr, starts_ptr, ranges_ptr, M, num_tiles,
-                   TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr):  # fmt: skip
-    """Program c writes the ranges of cluster c, program M + 1 the empty ones behind all."""
+@triton.jit(do_not_specialize=["groups"])
+def _ranges_kernel(is_chosen_ptr, starts_ptr, ranges_ptr, is_of_ptr, M, num_tiles, groups,
+                   TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr,
+                   BLOCK_G: tl.constexpr):  # fmt: skip
+    """Program c writes the ranges of cluster c and, unless BLOCK_G is 0, which groups chose it; program M + 1 the
+    empty ones behind all."""
     cluster = tl.program_id(0)
     c_M = tl.arange(0, BLOCK_M)
     # cluster 0 is pinned, the routed ones follow
@@ -105,12 +112,21 @@ def _ranges_kernel(is_chosen_ptr, starts_ptr, ranges_ptr, M, num_tiles,
     needed = tl.sum(tl.where(c_M == cluster, needed_M, 0), axis=0)
     if cluster > M:
         start, end, needed = 0, 0, num_tiles - place
+    if BLOCK_G > 0:
+        g_G = tl.arange(0, BLOCK_G)
+        is_mark_G = (g_G < groups) & (cluster > 0) & (cluster <= M)
+        is_of_G = tl.load(is_chosen_ptr + (1 + g_G) * M + cluster - 1, mask=is_mark_G, other=0)
+        is_of_G = tl.where(cluster == 0, 1, is_of_G).to(tl.int8)
     for t in range(0, needed, BLOCK_T):
         t_T = t + tl.arange(0, BLOCK_T)
         first_T = tl.minimum(start + t_T * TILE, end)
         is_mine_T = (t_T < needed) & (place + t_T < num_tiles)
         tl.store(ranges_ptr + 2 * (place + t_T), first_T, mask=is_mine_T)
         tl.store(ranges_ptr + 2 * (place + t_T) + 1, tl.minimum(end - first_T, TILE), mask=is_mine_T)
+        if BLOCK_G > 0:
+            is_of_TG = tl.broadcast_to(is_of_G[None, :], (BLOCK_T, BLOCK_G))
+            is_mine_TG = is_mine_T[:, None] & (g_G < groups)[None, :]
+            tl.store(is_of_ptr + (place + t_T)[:, None] * groups + g_G[None, :], is_of_TG, mask=is_mine_TG)
 
 
 def router_scores_kernel(embed_BH: Tensor, feature_BH: Tensor, router: Router, eps: float) -> Tensor:
@@ -144,7 +160,7 @@ def router_scores_kernel(embed_BH: Tensor, feature_BH: Tensor, router: Router, e
     return scores_BM
 
 
-def union_tiles_kernel(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tiles:
+def union_tiles_kernel(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int, groups: int = 1) -> Tiles:
     """Like the reference; raises ValueError for layouts it does not take."""
     B, M = scores_BM.shape
     if not 1 <= k <= M:
@@ -153,12 +169,18 @@ def union_tiles_kernel(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num
         raise ValueError(f"starts must be contiguous with {M + 2} entries, got {tuple(starts.shape)}")
     if not scores_BM.is_contiguous():
         raise ValueError(f"scores must be contiguous, got strides {scores_BM.stride()}")
-    is_chosen_M = torch.zeros(M, dtype=torch.int32, device=scores_BM.device)
-    _choose_kernel[(B, triton.cdiv(M, _RANKED))](scores_BM, is_chosen_M, M, k, BLOCK_M=_RANKED, BLOCK_OTHER=128)
+    if groups < 1 or B % groups:
+        raise ValueError(f"groups must divide the {B} rows, got {groups}")
+    has_groups = groups > 1
+    is_chosen = torch.zeros((1 + groups) * M if has_groups else M, dtype=torch.int32, device=scores_BM.device)
+    _choose_kernel[(B, triton.cdiv(M, _RANKED))](scores_BM, is_chosen, M, k, B // groups, HAS_GROUPS=has_groups,
+                                                 BLOCK_M=_RANKED, BLOCK_OTHER=128)  # fmt: skip
     ranges_t2 = torch.empty(num_tiles, 2, dtype=torch.int32, device=scores_BM.device)
-    _ranges_kernel[(M + 2,)](is_chosen_M, starts, ranges_t2, M, num_tiles,
-                             TILE=tile, BLOCK_M=triton.next_power_of_2(M + 1), BLOCK_T=64)  # fmt: skip
-    return Tiles(ranges_t2, tile)
+    is_of_tG = ranges_t2.new_empty(num_tiles, groups, dtype=torch.int8) if has_groups else None
+    _ranges_kernel[(M + 2,)](is_chosen, starts, ranges_t2, ranges_t2 if is_of_tG is None else is_of_tG,
+                             M, num_tiles, groups, TILE=tile, BLOCK_M=triton.next_power_of_2(M + 1), BLOCK_T=64,
+                             BLOCK_G=triton.next_power_of_2(groups) if has_groups else 0)  # fmt: skip
+    return Tiles(ranges_t2, tile, is_of_tG)
 
 
 def router_topk_kernel(
@@ -170,9 +192,10 @@ def router_topk_kernel(
     tile: int,
     num_tiles: int,
     eps: float,
+    groups: int = 1,
 ) -> tuple[Tensor, Tiles]:
     scores_BM = router_scores_kernel(embed_BH, feature_BH, router, eps)
-    return scores_BM, union_tiles_kernel(scores_BM, k, starts, tile, num_tiles)
+    return scores_BM, union_tiles_kernel(scores_BM, k, starts, tile, num_tiles, groups)
 
 
 def _check_bias(name: str, bias: Tensor, operand: Operand, dtype: torch.dtype) -> None:

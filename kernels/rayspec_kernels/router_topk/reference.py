@@ -1,7 +1,7 @@
 """DynaSpec's router: which clusters of the vocabulary a batch scores, as ranges of a list.
 
 The list holds all tokens cluster by cluster; `starts` says where each cluster begins. Cluster 0 is pinned.
-B = rows, H = width, R = width of the router, M = routed clusters, t = ranges.
+B = rows, H = width, R = width of the router, M = routed clusters, t = ranges, G = groups of rows.
 """
 
 from typing import NamedTuple
@@ -61,23 +61,32 @@ def router_scores_reference(embed_BH: Tensor, feature_BH: Tensor, router: Router
     return scores_BM if scores_BM.dtype.itemsize >= 4 else scores_BM.float()
 
 
-def union_tiles_reference(scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int) -> Tiles:
+def union_tiles_reference(
+    scores_BM: Tensor, k: int, starts: Tensor, tile: int, num_tiles: int, groups: int = 1
+) -> Tiles:
     """Ranges of the pinned cluster and of the union of each row's k best ones, ascending; what does not fit into
-    `num_tiles` (see `most_tiles`) is left out. Ties between clusters: the lowest. Nothing synchronises."""
+    `num_tiles` (see `most_tiles`) is left out. Ties between clusters: the lowest. Nothing synchronises.
+
+    `groups` of equally many rows, side by side: each range says which of them have a row that chose its cluster.
+    """
     M = scores_BM.shape[1]
     chosen_Bk = scores_BM.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    is_chosen = torch.zeros(M + 1, dtype=torch.int64, device=scores_BM.device)
-    is_chosen.index_fill_(0, torch.cat([chosen_Bk.flatten() + 1, chosen_Bk.new_zeros(1)]), 1)
+    is_of_GM1 = torch.zeros(groups, M + 1, dtype=torch.int64, device=scores_BM.device)
+    is_of_GM1[:, 0] = 1
+    is_of_GM1.scatter_(1, chosen_Bk.reshape(groups, -1) + 1, 1)
 
     starts = starts.long()
-    needed = is_chosen * ((starts.diff() + tile - 1) // tile)
+    needed = is_of_GM1.amax(dim=0) * ((starts.diff() + tile - 1) // tile)
     upto = needed.cumsum(0)
     place_t = torch.arange(num_tiles, device=starts.device)
     cluster_t = torch.searchsorted(upto, place_t, right=True).clamp(max=M)
     first_t = starts[cluster_t] + (place_t - (upto - needed)[cluster_t]) * tile
     count_t = (starts[cluster_t + 1] - first_t).clamp(max=tile)
-    ranges_t2 = torch.stack([first_t, count_t], dim=1)
-    return Tiles(torch.where((place_t < upto[-1])[:, None], ranges_t2, 0).int(), tile)
+    is_used_t1 = (place_t < upto[-1])[:, None]
+    ranges_t2 = torch.where(is_used_t1, torch.stack([first_t, count_t], dim=1), 0).int()
+    if groups == 1:
+        return Tiles(ranges_t2, tile)
+    return Tiles(ranges_t2, tile, (is_of_GM1[:, cluster_t].T * is_used_t1).to(torch.int8))
 
 
 def router_topk_reference(
@@ -89,7 +98,8 @@ def router_topk_reference(
     tile: int,
     num_tiles: int,
     eps: float,
+    groups: int = 1,
 ) -> tuple[Tensor, Tiles]:
     """(scores [B, M], ranges of the chosen clusters)."""
     scores_BM = router_scores_reference(embed_BH, feature_BH, router, eps)
-    return scores_BM, union_tiles_reference(scores_BM, k, starts, tile, num_tiles)
+    return scores_BM, union_tiles_reference(scores_BM, k, starts, tile, num_tiles, groups)

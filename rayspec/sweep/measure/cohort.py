@@ -281,7 +281,7 @@ class CohortRun:
                 except EngineFailed as error:
                     self.engines.stop_speculative()
                     if not isinstance(error, EngineDied) or attempt + 1 == ATTEMPTS:
-                        self._fail_candidate(candidate, str(error))
+                        self._fail_start(candidate, error)
                 else:
                     self._started(f"steps{self.cohort.draft_steps}", started)
                     return
@@ -300,7 +300,7 @@ class CohortRun:
             except EngineFailed as error:
                 self.engines.stop_plain()
                 if not isinstance(error, EngineDied) or attempt + 1 == ATTEMPTS:
-                    self._fail_candidate(None, str(error))
+                    self._fail_start(None, error)
 
     def _is_wanted(self, candidate: Candidate | None) -> bool:
         return any(map(self._is_measured, self._trials(candidate)))
@@ -349,6 +349,9 @@ class CohortRun:
     def _fail_candidate(self, candidate: Candidate | None, cause: str) -> None:
         for trial in self._trials(candidate):
             self._fail(trial, cause)
+
+    def _fail_start(self, candidate: Candidate | None, error: EngineFailed) -> None:
+        self._fail_candidate(candidate, self.engines.placement.with_way_out(str(error)))
 
     def _fail(self, trial: Trial, cause: str) -> None:
         if trial not in self.state.errors:

@@ -1,5 +1,6 @@
 """What the two engines of a cohort reserve, and whether they run side by side or take turns. Pure."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from rayspec.farm.ranks import ranks_of
 from rayspec.sweep.config import SweepConfig
 
 MEMORY_SHARE = equal_share(2)
+# torch's, Triton's and CUDA's words; SGLang's before its cache, and of weights that leave nothing for it
+NO_MEMORY = re.compile(r"out of memory|not enough (gpu )?memory|no gpu memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,18 @@ class Placement:
     def memory_fraction(self, others: int) -> dict[str, float]:
         """SGLang's `mem_fraction_static` beside so many running engines of the pair, where two share a GPU."""
         return {} if self.memory_share is None else memory_fraction(self.memory_share, others)
+
+    def with_way_out(self, cause: str) -> str:
+        """Why an engine of a sweep did not start. Its first line, all that tables show, ends with what to do where two
+        engines share a GPU whose memory did not do; SGLang advises a larger `mem_fraction_static`, which is not theirs
+        to have."""
+        if self.memory_share is None or not NO_MEMORY.search(cause):
+            return cause
+        first, newline, rest = cause.partition("\n")
+        return (
+            f"{first.rstrip('. ')}; two engines share this GPU, and with ray.side_by_side=false they take turns instead"
+            f"{newline}{rest}"
+        )
 
 
 def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:

@@ -22,6 +22,7 @@ from transformers import PretrainedConfig
 
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.cpu.packing import pack_model
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.models.sharded_head import shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.side_stream import start_beside
@@ -206,26 +207,12 @@ class Hosted:
     origins: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class DraftShape:
-    """The longest drafts of a server. What SGLang says of the present ones is shorter while a policy rests."""
-
-    steps: int
-    topk: int
-    nodes: int
-
-    @classmethod
-    def at_start(cls) -> "DraftShape":
-        spec = get_spec()
-        return cls(spec.speculative_num_steps, spec.speculative_eagle_topk, spec.speculative_num_draft_tokens)
-
-
 class HostsHead(nn.Module, ABC):
     """Put before a stock model class of SGLang: its `lm_head` becomes a draft head of ours, it loads strictly and can
     be swapped live. A class says which `algorithm` serves it, and implements `draft_step`."""
 
     algorithm: ClassVar[str]
-    shape: DraftShape
+    longest: LongestDraft
     info: CheckpointInfo
     pruner: Pruner | None = None
     origins: Mapping[str, str] = MappingProxyType({})  # of the tensors that run
@@ -233,7 +220,7 @@ class HostsHead(nn.Module, ABC):
 
     def host(self, info: CheckpointInfo, config: Any) -> None:
         """Replace SGLang's head and logits processor, when its own __init__ is done."""
-        self.shape = DraftShape.at_start()
+        self.longest = LongestDraft.of_server()
         self.info = info
         self.config = config
         self.lm_head = _head_of(info)
@@ -276,8 +263,8 @@ class HostsHead(nn.Module, ABC):
         tensors |= shared_tensors(self.info, own=tensors)
         check_tensors(tensors, self.info)
         check_finite(tensors, self.info.path)
-        self.pruner = _pruner_of(self.info, tensors, self.shape, self._device)
-        _load_head(self.lm_head, tensors, self.info, self.shape)
+        self.pruner = _pruner_of(self.info, tensors, self.longest, self._device)
+        _load_head(self.lm_head, tensors, self.info, self.longest)
         self.lm_head = shared_over_ranks(self.lm_head)
         self._load_body(tensors)
 
@@ -318,8 +305,8 @@ class HostsHead(nn.Module, ABC):
         check_replaces(self.info, info, tensors)
         reference = next(self.model.parameters())
         head = _head_of(info).to(reference.device, reference.dtype)
-        _load_head(head, tensors, info, self.shape)
-        pruner = _pruner_of(info, tensors, self.shape, self._device)
+        _load_head(head, tensors, info, self.longest)
+        pruner = _pruner_of(info, tensors, self.longest, self._device)
         body = {n for n in tensors if is_of_body(n)}
         held = self.held(origins)
         self.take_over(Hosted(info=info, head=shared_over_ranks(head), pruner=pruner, origins=origins))
@@ -388,23 +375,23 @@ def _head_of(info: CheckpointInfo) -> DraftHead:
     return head
 
 
-def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo, shape: DraftShape) -> None:
+def _load_head(head: DraftHead, tensors: Mapping[str, Tensor], info: CheckpointInfo, longest: LongestDraft) -> None:
     """Raises ValueError where the tensors contradict each other, where a stop token of the target is out of reach, and
     where a row may have fewer candidates than the tree has branches."""
     with naming(info.path):
         head.load_state_dict({n.removeprefix(HEAD_PREFIX): t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)})
         head.check(served_stop_ids())
-        head.expect_rows((1, shape.topk))  # the draft loop's beam
-        fewest = head.fewest_candidates(shape.steps)
-        if fewest < shape.topk:
+        head.expect_rows((1, longest.topk))  # the draft loop's beam
+        fewest = head.fewest_candidates(longest.steps)
+        if fewest < longest.topk:
             raise ValueError(
                 f"a head of kind '{head.kind}' that may score as few as {fewest} tokens cannot serve "
-                f"--speculative-eagle-topk {shape.topk}; lower it, or use a head with more candidates"
+                f"--speculative-eagle-topk {longest.topk}; lower it, or use a head with more candidates"
             )
 
 
 def _pruner_of(
-    info: CheckpointInfo, tensors: Mapping[str, Tensor], shape: DraftShape, device: torch.device
+    info: CheckpointInfo, tensors: Mapping[str, Tensor], longest: LongestDraft, device: torch.device
 ) -> Pruner | None:
     """The drafter's tree at this engine's size; a chain takes no notice of it. Raises ValueError where it does not
     fit."""
@@ -415,10 +402,10 @@ def _pruner_of(
         assert isinstance(tree, PruningTree), "check_tensors has made the drafter"
         tree.load_state_dict({n.removeprefix(TREE_PREFIX): t for n, t in tensors.items() if n.startswith(TREE_PREFIX)})
         tree.check()
-        if shape.topk == 1:
+        if longest.topk == 1:
             return None
         if get_parallel().pp_size > 1:
             raise ValueError(
                 "it has a draft_tree, which SGLang cannot hand to the other stages of a pipeline; leave --pp-size out"
             )
-        return tree.pruner(shape.steps, shape.topk, shape.nodes, device)
+        return tree.pruner(longest.steps, longest.topk, longest.nodes, device)

@@ -11,12 +11,13 @@ from typing import Any, Self
 
 import torch
 from sglang.srt.distributed import tensor_model_parallel_all_gather
-from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rayspec_kernels.common.best import Best
 from rayspec_kernels.common.shards import merge_shards, of_shard
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.heads import DraftHead
 from sglang_ext.heads.base import NO_TOKEN, Candidates, HeadCost, Proposal, Shard, token_ids
 from sglang_ext.heads.by_position import PositionHeads
@@ -33,7 +34,7 @@ def shared_over_ranks(head: DraftHead) -> DraftHead:
     # under attention of data-parallel ranks these have different rows, for which each needs the whole head
     if parallel.tp_size == 1 or parallel.attn_dp_enabled or head.vocab_size > MAX_EXACT:
         return head
-    steps = max(1, get_spec().speculative_num_steps)  # none while a policy decodes plainly
+    steps = LongestDraft.of_server().steps
     read = sum(head.cost(1, step).bytes for step in range(steps)) / steps
     if read * (parallel.tp_size - 1) / parallel.tp_size < MIN_SAVED_BYTES:
         return head

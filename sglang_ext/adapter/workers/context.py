@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sglang_ext.adapter import SGLANG_VERSION
 from sglang_ext.adapter.algorithms import checked_info
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.models.context import ContextModel
 from sglang_ext.adapter.workers.last_hidden import CarriedDrafting
 from sglang_ext.drafters.checkpoint import origins
@@ -29,7 +30,7 @@ class ContextDraftWorker(CarriedDrafting, EagleDraftWorker):
         if info.body.taps_output:
             append_output_to_taps(target_worker.model_runner.model)
         found = origins(info)  # before they are read: files may be exchanged at any time
-        self.most_steps, self.most_nodes = spec.speculative_num_steps, spec.speculative_num_draft_tokens
+        self.longest = LongestDraft.of_server()
         # SGLang's own worker draws chains alone, and asks for one; ours draws the siblings of a tree, too
         with spec.override(speculative_use_rejection_sampling=False):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)

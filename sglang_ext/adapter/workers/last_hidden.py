@@ -22,6 +22,7 @@ from torch import Tensor
 from rayspec_kernels.cpu.sibling_distribution import Siblings
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.adapter.algorithms import checked_info
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.models.sharded_head import all_shared_over_ranks
 from sglang_ext.adapter.served_target import served_stop_ids, served_target
 from sglang_ext.adapter.step_clock import CLOCK
@@ -49,8 +50,7 @@ class CarriedDrafting(Captured):
     drafter: LastHiddenDrafter
     proposers: dict[int, Proposer]  # by the number of draft steps
     siblings: Siblings | None = None  # of the tree, where its nodes are drawn
-    most_steps: int
-    most_nodes: int
+    longest: LongestDraft
     target_worker: Any
     device: str
     topk: int
@@ -121,12 +121,12 @@ class CarriedDrafting(Captured):
     def _proposers(self, drafter: LastHiddenDrafter) -> dict[int, Proposer]:
         """The drafter's tree at this engine's size, and the chains of fewer steps, which a policy may choose. Raises
         ValueError where it does not fit."""
-        longest = self._proposer(drafter)
-        shorter = range(1, self.most_steps) if self.topk == 1 else ()
-        return {k: StaticProposer(chain_paths(k), self.device) for k in shorter} | {self.most_steps: longest}
+        shorter = range(1, self.longest.steps) if self.topk == 1 else ()
+        chains: dict[int, Proposer] = {k: StaticProposer(chain_paths(k), self.device) for k in shorter}
+        return chains | {self.longest.steps: self._proposer(drafter)}
 
     def _proposer(self, drafter: LastHiddenDrafter) -> Proposer:
-        steps, topk, nodes = self.most_steps, self.topk, self.most_nodes
+        steps, topk, nodes = self.longest.steps, self.longest.topk, self.longest.nodes
         if steps > drafter.config.positions:
             raise ValueError(
                 f"it drafts {drafter.config.positions} positions, but --speculative-num-steps is {steps}; lower it"
@@ -149,7 +149,7 @@ class CarriedDrafting(Captured):
             return None
         assert drafter.draft_tree is not None, "a proposer of several branches is made of it"
         drafter.draft_tree.check_can_be_drawn()
-        return proposers[self.most_steps].siblings(drafter.reads_path)
+        return proposers[self.longest.steps].siblings(drafter.reads_path)
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Rows of the target's embedding, as training reads them: without the factor of Gemma's."""
@@ -218,9 +218,9 @@ class LastHiddenDraftWorker(CarriedDrafting, EagleDraftWorkerBase):
         super().__init__()
         self.target_worker = target_worker
         self.device = get_device().device
-        self.topk = get_spec().speculative_eagle_topk
-        self.speculative_num_steps = self.most_steps = get_spec().speculative_num_steps
-        self.speculative_num_draft_tokens = self.most_nodes = get_spec().speculative_num_draft_tokens
+        self.longest = LongestDraft.of_server()
+        self.topk = self.longest.topk
+        self.speculative_num_steps, self.speculative_num_draft_tokens = self.longest.steps, self.longest.nodes
         # every rank drafts, from a hidden state that all ranks have
         self.parallel_layout = resolve_draft_parallel_layout(
             DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)

@@ -24,6 +24,7 @@ from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.longest_draft import LongestDraft
 from sglang_ext.adapter.metrics import metrics
 from sglang_ext.adapter.workers.plain_step import can_decode_plainly, decode_plainly
 from sglang_ext.policy.choice import MeasuredPolicy
@@ -118,9 +119,9 @@ class FollowsPolicy(EAGLEWorkerV2):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         if policy_file(get_spec()) is None:
             return
-        self.most_steps = self.speculative_num_steps
+        self.longest = LongestDraft.of_server()
         self.has_graphs = has_accelerator()  # of verification, and none of plain decoding
-        self.policy = MeasuredPolicy(checked_table(server_args), start=self.most_steps)
+        self.policy = MeasuredPolicy(checked_table(server_args), start=self.longest.steps)
         self.adaptive_controller = AdaptiveController(self, ControllersPolicy(self.policy))
         self.history: deque[tuple[float, int, int]] = deque(maxlen=HISTORY_STEPS)  # time, requests, draft length
         self.rested = 0  # steps in which the drafter's cache was not filled
@@ -179,7 +180,7 @@ class FollowsPolicy(EAGLEWorkerV2):
         step before, which reserves, has nodes."""
         super().apply_runtime_state(state)
         if self.topk > 1:
-            get_context().override("rayspec.policy", speculative_num_steps=self.most_steps)
+            get_context().override("rayspec.policy", speculative_num_steps=self.longest.steps)
 
     def _build_trivial_verify_input(self, batch: Any) -> Any:
         """SGLang's, in the types and with the distribution that verification wants: nothing was drafted."""
