@@ -137,6 +137,7 @@ def test_every_eighth_step_counts_the_rows_of_its_requests(clock: StepClock, mon
     assert clock.totals.scoring_rows == before.scoring_rows
 
 
+@torch.no_grad()
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("head", ["dynaspec", "dynaspec_request", "dynaspec_union", "coral", "rdk_dynaspec"])
 @pytest.mark.parametrize("name", ["medusa", "medusa-slim", "hydra", "hydra-chain"])
