@@ -134,8 +134,8 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored for a
     row, in the mean over rows and draft positions, and `shortlist_max`, for one row at most.
 
-    A step serves all requests that run together. Empty where the engine has no clock; without the choice or the maximum
-    where a block is from before that was clocked.
+    A step serves all requests that run together. Empty where the engine has no clock, without times where it counts
+    alone, and without the choice or the maximum where a block is from before that was clocked.
     """
     clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
     steps = sum(c.steps for c in clocks)
@@ -146,15 +146,20 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     most = [c.most_scored for c in clocks if c.scoring_rows]
     if most and all(most):
         shortlist["shortlist_max"] = float(max(most))
+    counts = {
+        "step_verified_tokens": sum(c.verified_tokens for c in clocks) / sum(c.requests for c in clocks),
+        **shortlist,
+    }
+    if not any(c.verify_s for c in clocks):
+        return counts
     choices = [c.choice_s for c in clocks if c.choice_s is not None]
     choice = {"step_choice_ms": 1e3 * sum(choices) / steps} if len(choices) == len(clocks) else {}
-    return shortlist | {
+    return counts | {
         "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
         "step_routing_ms": 1e3 * sum(c.routing_s for c in clocks) / steps,
         "step_embedding_ms": 1e3 * sum(c.embedding_s for c in clocks) / steps,
         "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
-        "step_verified_tokens": sum(c.verified_tokens for c in clocks) / sum(c.requests for c in clocks),
         **choice,
     }
 

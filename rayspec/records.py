@@ -88,7 +88,8 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeconds:
-    """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only.
+    """Where the time of the speculative steps of a block went, as the engine clocked it; host time, so CPU only. An
+    accelerator's engine counts alone, and all seconds are 0.
 
     `draft_s` holds `head_s` and `embedding_s`, `head_s` holds `routing_s`, that of a router before the layer, and
     `choice_s`, that of the choice by a router's scores (`embedding_s` and `routing_s` are 0, `choice_s` is None in
@@ -118,7 +119,8 @@ class StepSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One block answered by an engine; `step_seconds` is None without speculation or without a clock."""
+    """One block answered by an engine; `step_seconds` is None without speculation, and of an accelerator in records
+    from before its engines counted."""
 
     wall_s: float
     requests: tuple[RequestRecord, ...]

@@ -27,7 +27,7 @@ from rayspec.farm.processes import (
 )
 from rayspec.messages import log_tail
 from rayspec.records import Generated, Measured, RequestRecord, StepSeconds
-from sglang_ext import DRAFT_STEPS
+from sglang_ext import COUNT_SHORTLISTS, DRAFT_STEPS
 from sglang_ext.drafters.counting import StepShape
 
 if TYPE_CHECKING:
@@ -93,8 +93,13 @@ class Runtime:
         with (
             self._readable_failure("did not start"),
             redirected_output(self.log_path),
-            # Ray would leave the engine one thread per reserved core
-            environment({"OMP_NUM_THREADS": str(self.num_threads), "SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0"}),
+            environment(
+                {
+                    "OMP_NUM_THREADS": str(self.num_threads),  # Ray would leave it one thread per reserved core
+                    "SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0",
+                    COUNT_SHORTLISTS: "1",
+                }
+            ),
         ):
             from sglang_ext.adapter.engine import start_engine
 
@@ -173,7 +178,8 @@ class Runtime:
         return run_load(engine, load, tokenizer(engine))
 
     def _step_times(self) -> "StepTimes | None":
-        """The engine's clock over its life; None for the plain engine, and on an accelerator."""
+        """The engine's clock over its life, which on an accelerator counts and tells no time; None for the plain
+        engine."""
         from sglang_ext.adapter.engine import step_times
 
         return step_times(self._engine) if self.spec.drafter else None

@@ -144,8 +144,9 @@ def start_step_clock(engine: Any) -> None:
 
 
 def step_times(engine: Any) -> StepTimes | None:
-    """Where the time of all speculative steps so far went; None where no clock runs (`start_step_clock`), and without
-    a head's share on an accelerator. The engine must be speculative."""
+    """Where the time of all speculative steps so far went; None where no clock runs (`start_step_clock`) and
+    nothing is counted. On an accelerator without a head's share, and without any time where it only counts. The engine
+    must be speculative."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "clock.json"
         engine.collective_rpc("rayspec_write_step_clock", path=str(file))

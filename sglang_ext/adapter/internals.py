@@ -429,7 +429,7 @@ RELIED_ON: tuple[Internal, ...] = (
     Internal(
         "sglang.srt.runtime_context.get_device",
         (),
-        "called by sglang_ext.adapter.workers.last_hidden and propose_graphs",
+        "called by sglang_ext.adapter.step_clock, workers.last_hidden and propose_graphs",
     ),
     Internal("sglang.srt.runtime_context.get_exec", (), "called by sglang_ext.adapter.workers.sampling"),
     Internal("sglang.srt.runtime_context.get_observability", (), "called by sglang_ext.adapter.metrics"),

@@ -4,9 +4,13 @@
 time, and the clock always runs. On one it runs once it is asked to (`start_step_clock`, or for `/metrics`), with events
 of CUDA on the stream (other accelerators have no clock), read when they have passed, so that nothing waits for them. A
 pass that is replayed from a graph never asks for its head, so that the head's share is not seen there.
+
+What heads score is counted in some of the steps: without an accelerator the clock asks the head a second time, on one
+the heads note it in their passes (`shortlists.py`), where the environment asked for that before these were captured.
 """
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +20,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_device, get_parallel
 from torch import Tensor, nn
 
+from sglang_ext import COUNT_SHORTLISTS
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.adapter.longest_draft import LongestDraft
+from sglang_ext.adapter.shortlists import Shortlists
 from sglang_ext.heads import DraftHead
 
 P = ParamSpec("P")
@@ -66,10 +73,38 @@ class StepClock:
         self.is_running = not self.on_device
         self.has_events = torch.cuda.is_available()  # what tells the time on one; of other accelerators there is none
         self.is_decoding = False
+        self.shortlists: Shortlists | None = None  # on an accelerator, where they are counted
         self._unread = deque[tuple[str, torch.cuda.Event, torch.cuda.Event]]()
 
     def start(self) -> None:
         self.is_running = not self.on_device or self.has_events
+
+    def start_noting(self) -> None:
+        """On an accelerator, where the environment asks for it: have the heads that are made from now on note what they
+        score. Called before there is any, so that their graphs do, too."""
+        if self.on_device and os.environ.get(COUNT_SHORTLISTS) == "1":
+            longest = LongestDraft.of_server()
+            self.shortlists = Shortlists(longest.steps, max(longest.topk, longest.nodes), get_device().device)
+
+    @property
+    def is_counting(self) -> bool:
+        """Steps, and what belongs to them but times."""
+        return self.is_running or self.shortlists is not None
+
+    @property
+    def _counts_shortlists(self) -> bool:
+        """Whether this step's are."""
+        return self.is_counting and self.is_decoding and self.totals.steps % COUNT_EVERY == 1
+
+    @contextmanager
+    def noting(self, requests: int) -> Iterator[None]:
+        """Around a step of so many requests."""
+        if self.shortlists is None or not self._counts_shortlists or not requests:
+            yield
+            return
+        self.shortlists.clear()
+        yield
+        self.shortlists.add(requests)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -111,11 +146,12 @@ class StepClock:
         with self.inside_drafting("choice_s"):
             yield
 
-    def time_choices(self, heads: nn.Module) -> None:
-        """Time what these heads choose, and the heads in them."""
+    def watch(self, heads: nn.Module) -> None:
+        """Time what these heads choose, and the heads in them, and have them note what they score."""
         for part in heads.modules():
             if isinstance(part, DraftHead):
                 part.choosing = self.choosing
+                part.noted = None if self.shortlists is None else self.shortlists.noted_PBR
 
     def clocked(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
         def inside(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -126,9 +162,9 @@ class StepClock:
 
     def count_shortlist(self, head: DraftHead, hidden_TH: Tensor, step: int, routed: Tensor | None) -> None:
         """What the head has just scored for these rows. On an accelerator nothing: the host would wait for it, and a
-        captured pass would choose a second time at every replay, in the time that is measured. Of heads that score as
-        many tokens for every row nobody need count."""
-        if self.on_device or not (self.is_running and self.is_decoding) or self.totals.steps % COUNT_EVERY != 1:
+        captured pass would choose a second time at every replay, in the time that is measured. There heads whose router
+        decides it note it; of those that score as many tokens for every row nobody need count."""
+        if self.on_device or not self._counts_shortlists:
             return
         self.totals.count_scored(step, head.scored(hidden_TH, step, routed).tolist())
 
@@ -136,6 +172,9 @@ class StepClock:
         """The totals of all parts that have begun; on an accelerator it waits for them."""
         if self._unread:
             self._unread[-1][2].synchronize()
+        if self.shortlists is not None:
+            counts = self.totals
+            counts.scoring_rows, counts.scored_tokens, counts.most_scored = self.shortlists.read()
         return self.read_ended()
 
     def read_ended(self) -> StepTotals:
@@ -164,9 +203,9 @@ def start_step_clock(scheduler: Any) -> None:
 
 def write_step_clock(scheduler: Any, path: str) -> None:
     """Installed as `Scheduler.rayspec_write_step_clock`: the totals as JSON (an RPC carries no answer), null where no
-    clock runs. Every rank is called, and ranks of other nodes do not have the path. The next reading's `most_scored` is
-    that of the steps from here on."""
-    totals = CLOCK.read() if CLOCK.is_running else None  # on every rank, or events would pile up there
+    clock runs or counts. Every rank is called, and ranks of other nodes do not have the path. The next reading's
+    `most_scored` is that of the steps from here on."""
+    totals = CLOCK.read() if CLOCK.is_counting else None  # on every rank, or events would pile up there
     if get_parallel().tp_rank == 0:
         Path(path).write_text(json.dumps(totals and asdict(totals)))
     CLOCK.totals.most_scored = 0

@@ -108,6 +108,8 @@ class DraftHead(nn.Module, ABC):
     routes: ClassVar[bool] = False
     # around what a head does to choose, by its router's scores, what it then scores; a server's clock takes its place
     choosing: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+    # int32 [draft positions, requests, rows of a request], where a server wants `note`d what a pass scores
+    noted: Tensor | None = None
 
     def __init__(self, config: HeadConfig, hidden_size: int, vocab_size: int) -> None:
         """Weights are NaN until they are loaded. Raises ValueError for options that do not fit these sizes."""
@@ -287,6 +289,15 @@ class DraftHead(nn.Module, ABC):
         size = self.shortlist_size(step)
         assert size is not None, "a head whose router decides it says what it scores itself"
         return torch.full((len(hidden_TH),), size, device=hidden_TH.device)
+
+    def note(self, rows: int, step: int, scored_G: Tensor) -> None:
+        """Write to `noted` what a pass has scored: so many tokens for each row of a group, which are equally many of
+        these rows, side by side. A copy on the device, which graphs capture."""
+        assert self.noted is not None, "a pass counts for nobody"
+        of_a_request = self.rows_of_a_request(step)
+        scored_BR = scored_G[:, None].expand(-1, rows // max(len(scored_G), 1)).reshape(-1, of_a_request)
+        noted_BR = self.noted[step, : len(scored_BR), :of_a_request]
+        noted_BR.copy_(scored_BR[: len(noted_BR)])
 
     def route(self, token_embed_TH: Tensor, feature_TH: Tensor, step: int) -> Tensor | None:
         """What `candidates` of the same rows needs, from what is known before the drafter's layer has run."""

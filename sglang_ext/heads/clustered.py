@@ -19,6 +19,7 @@ from rayspec_kernels.cpu.packed_linear import linear_of_rows
 from rayspec_kernels.gather_dot.reference import MAX_ROWS
 from rayspec_kernels.head_topk import head_topk
 from rayspec_kernels.indexed_head import indexed_head
+from rayspec_kernels.indexed_head.reference import Tiles
 from rayspec_kernels.router_topk import union_tiles
 from rayspec_kernels.router_topk.reference import most_tiles
 from sglang_ext.heads.base import NO_TOKEN, Candidates, DraftHead, HeadCost, dense_cost, gather_cost
@@ -175,15 +176,19 @@ class ClusteredHead(DraftHead):
         return self.vocab_size if self.config.budget(step) == self.config.clusters else None
 
     def scored(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Tensor:
-        T, M, budget = len(hidden_TH), self.config.clusters, self.config.budget(step)
-        if budget == M:
+        T, budget = len(hidden_TH), self.config.budget(step)
+        if budget == self.config.clusters:
             return super().scored(hidden_TH, step, routed)
-        groups = self._groups(T, step)
-        sizes_M = self._starts[2:] - self._starts[1:-1]
         chosen_Tm = self.cluster_scores(hidden_TH, routed).topk(budget, dim=-1).indices
-        is_chosen_GM = _chosen(chosen_Tm, groups, M, sizes_M.dtype)
-        scored_G = len(self._pinned_P) + (is_chosen_GM * sizes_M).sum(dim=1)
-        return _each_row(scored_G, T)
+        return _each_row(self._scored_by(chosen_Tm, self._groups(T, step)), T)
+
+    def _scored_by(self, chosen_Tm: Tensor, groups: int) -> Tensor:
+        """How many tokens each group of rows scores, [G], in few operations where every row is one."""
+        sizes_M = self._starts[2:] - self._starts[1:-1]
+        if groups == len(chosen_Tm):
+            return len(self._pinned_P) + sizes_M[chosen_Tm].sum(dim=1)
+        is_chosen_GM = _chosen(chosen_Tm, groups, self.config.clusters, sizes_M.dtype)
+        return len(self._pinned_P) + (is_chosen_GM * sizes_M).sum(dim=1)
 
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         T, budget = len(hidden_TH), self.config.budget(step)
@@ -193,6 +198,8 @@ class ClusteredHead(DraftHead):
         scores_TM = self.cluster_scores(hidden_TH, routed)
         with self.choosing():
             chosen_Tm = scores_TM.topk(budget, dim=-1).indices
+        if self.noted is not None:
+            self.note(T, step, self._scored_by(chosen_Tm, groups))
         if self._is_packed:
             return self._score_chosen(hidden_TH, chosen_Tm, groups)
         if self._reads_all(T, groups, budget):
@@ -212,6 +219,8 @@ class ClusteredHead(DraftHead):
         # `_score_all` reads, and no logits are written.
         num_tiles = self._tiles_of[self._most_clusters(T, 1, budget)]
         tiles = union_tiles(scores_TM, budget, self._starts, TILE, num_tiles, self._groups(T, step))
+        if self.noted is not None:
+            self.note(T, step, _scored_in(tiles))
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
 
     def _most_clusters(self, rows: int, groups: int, budget: int) -> int:
@@ -323,6 +332,12 @@ def _chosen(chosen_Tm: Tensor, groups: int, clusters: int, dtype: torch.dtype) -
     is_chosen_GM = torch.zeros(groups, clusters, dtype=dtype, device=chosen_Tm.device)
     width = chosen_Tm.shape[1] * len(chosen_Tm) // max(groups, 1)
     return is_chosen_GM.scatter_(1, chosen_Tm.reshape(groups, width), 1)
+
+
+def _scored_in(tiles: Tiles) -> Tensor:
+    """How many tokens of these tiles each group of rows scores, [G]."""
+    count_t1 = tiles.ranges_t2[:, 1:]
+    return (count_t1 if tiles.is_of_tG is None else count_t1 * tiles.is_of_tG).sum(dim=0)
 
 
 def _each_row(values_G: Tensor, rows: int) -> Tensor:

@@ -116,6 +116,14 @@ def test_step_clock_is_pooled_over_blocks(make_request: MakeRequest) -> None:
     assert [m[f"step_{part}_ms"] for part in parts] == pytest.approx([3, 0.5, 0.1, 6, 12])
 
 
+def test_an_engine_that_counts_alone_has_no_times(make_request: MakeRequest) -> None:
+    counts = StepSeconds(steps=4, requests=5, verified_tokens=25, head_s=0, draft_s=0, verify_s=0, choice_s=0,
+                         scoring_rows=2, scored_tokens=9, most_scored=6)  # fmt: skip
+    m = trial_metrics([block(make_request("a", (1,), 0.1), step_seconds=counts)], 4)
+    assert (m["step_verified_tokens"], m["shortlist_mean"], m["shortlist_max"]) == (5, 4.5, 6)
+    assert not [name for name in m if name.startswith("step_") and name.endswith("_ms")]
+
+
 def test_the_choice_is_pooled_where_every_block_has_clocked_it(make_request: MakeRequest) -> None:
     old = StepSeconds(steps=1, requests=1, verified_tokens=5, head_s=0.001, draft_s=0.002, verify_s=0.004)
     clocks = replace(old, choice_s=0.0006), replace(old, steps=3, choice_s=0.001)

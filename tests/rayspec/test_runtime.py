@@ -12,7 +12,9 @@ from fixture_models import DRAFTERS, TARGET
 
 from rayspec.farm.actor import RuntimeHandle, cluster
 from rayspec.farm.processes import environment, peak_memory_bytes, redirected_output, reset_peak_memory
-from rayspec.farm.runtime import EngineFailed, EngineSpec
+from rayspec.farm.runtime import EngineFailed, EngineSpec, Runtime
+from sglang_ext import COUNT_SHORTLISTS
+from sglang_ext.adapter import engine
 
 
 @pytest.mark.slow  # of a whole sweep: test_broken_trials_fail_alone_with_their_cause
@@ -31,6 +33,18 @@ def test_a_failing_start_carries_the_cause_and_leaves_no_process(tmp_path: Path)
         handle.stop()
     assert f"--- end of {tmp_path}/engine.log ---" in str(caught.value)
     assert children() <= before
+
+
+def test_an_engine_is_asked_to_count_what_heads_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it captures, and nothing else is that this process starts."""
+
+    def start(*arguments: object, **options: object) -> None:
+        raise ValueError(f"it is {os.environ.get(COUNT_SHORTLISTS)}")
+
+    monkeypatch.setattr(engine, "start_engine", start)
+    with pytest.raises(EngineFailed, match="it is 1"):
+        Runtime(EngineSpec(target="anything"), tmp_path / "engine.log").start()
+    assert COUNT_SHORTLISTS not in os.environ
 
 
 def children() -> set[int]:

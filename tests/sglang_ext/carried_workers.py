@@ -106,15 +106,15 @@ def worker_of(kind: type[CarriedDrafting], steps: int, topk: int, nodes: int) ->
     return worker
 
 
-def made(name: str) -> Any:
-    """A worker with a drafter, before its graphs are captured."""
+def made(name: str, head: str | None = None) -> Any:
+    """A worker with a drafter, before its graphs are captured. `head`: of SPECS; None for the one of the name."""
     worker: Any
     if name == "specformer":
         worker = worker_of(ContextDraftWorker, 3, 1, 4)
         worker._draft_with(SimpleNamespace(path=name), test_specformer.make())
         return worker
     family, _, rest = name.partition("-")
-    drafter = make_drafter(family, SPECS["dynaspec_union" if rest == "shared" else "slimspec"])
+    drafter = make_drafter(family, SPECS[head or ("dynaspec_union" if rest == "shared" else "slimspec")])
     drafter.draft_tree = make_tree(hypotheses=4) if rest == "slim" else StaticTree(PATHS)
     topk, nodes = (1, 4) if rest == "chain" else (4, NODES)
     worker = worker_of(ContextDraftWorker if family == "hydra++" else LastHiddenDraftWorker, 3, topk, nodes)

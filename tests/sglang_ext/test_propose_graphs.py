@@ -19,8 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from rayspec_kernels.common.draft_tree import DraftTree
 from rayspec_kernels.slim_posterior.correlations import Correlations
+from sglang_ext.adapter.shortlists import Shortlists
 from sglang_ext.adapter.workers import last_hidden, propose_graphs
 from sglang_ext.adapter.workers.propose_graphs import ProposeGraphs
+from sglang_ext.heads import DraftHead
 from sglang_ext.trees import Proposer
 from sglang_ext.trees.slim import SlimProposer
 from sglang_ext.trees.static import StaticProposer
@@ -203,6 +205,24 @@ def test_what_is_captured_reads_no_values_and_stays_on_the_device(
         assert (tokens_BN.shape, tokens_BN.device.type) == ((size, worker.longest.nodes), "cuda")
         assert (num_nodes_B is not None) == (name == "medusa-slim")
     assert list(graphs._backend.passes) == [4, 2, 1]
+
+
+@pytest.mark.parametrize("head", ["dynaspec", "dynaspec_request", "dynaspec_union", "coral", "rdk_dynaspec"])
+def test_what_heads_score_is_counted_without_a_wait(head: str, request: pytest.FixtureRequest) -> None:
+    """Noted in what is captured, and added up behind it."""
+    request.getfixturevalue("asked")
+    worker = made("hydra", head)
+    request.getfixturevalue("without_values")
+    shortlists, noted = Shortlists(3, NODES, "cuda"), []
+    for part in worker.drafter.modules():
+        if isinstance(part, DraftHead):
+            part.noted = shortlists.noted_PBR
+            part.note = lambda *scored, part=part: noted.append(DraftHead.note(part, *scored))  # type: ignore[method-assign]
+    moved(worker)._capture_cuda_graphs()
+    assert len(noted) == 3 * 3, "each graph at each position"
+    with OnTheDevice():
+        shortlists.clear()
+        shortlists.add(3)
 
 
 @pytest.mark.usefixtures("without_values")

@@ -212,7 +212,7 @@ def test_a_choice_is_timed_without_the_products_around_it(name: str, rows: int) 
         return inside
 
     clock.choosing = noticed  # type: ignore[method-assign]
-    clock.time_choices(head)
+    clock.watch(head)
     for part in (p for p in head.modules() if isinstance(p, DraftHead)):
         for product in ("project", "gather_dot", "rows_of"):
             setattr(part, product, outside(getattr(part, product)))
@@ -229,7 +229,7 @@ def test_a_choice_is_timed_without_the_products_around_it(name: str, rows: int) 
 def test_a_head_that_chooses_nothing_takes_no_time_for_it(name: str) -> None:
     head, drawn, clock = make_head(SPECS[name]).double(), Rows.draw(2), host_clock()
     clock.is_decoding = True
-    clock.time_choices(head)
+    clock.watch(head)
     head.best(drawn.hidden_TH, 0, drawn.routed(head, 0))
     assert clock.totals.choice_s == 0
 

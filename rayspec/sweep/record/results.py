@@ -148,7 +148,7 @@ def _costs(
     drafter = costs.drafters[trial.label]
     found = cost_metrics(metrics, requests, shape, costs.target, drafter, costs.dtype)
     known = known_shortlist(drafter, shape) if "tau" in metrics else None
-    if known is not None:  # an accelerator counts nothing
+    if known is not None:  # of such heads an accelerator counts nothing
         found |= {name: tokens for name, tokens in known.items() if name not in metrics}
     return found
 

@@ -371,7 +371,7 @@ def check_target(info: CheckpointInfo) -> None:
 
 def _head_of(info: CheckpointInfo) -> DraftHead:
     head = empty_head(info).to(torch.get_default_dtype())
-    CLOCK.time_choices(head)
+    CLOCK.watch(head)
     return head
 
 

@@ -115,7 +115,7 @@ class CarriedDrafting(Captured):
         with naming(info.path):
             proposers = self._proposers(drafter)
             siblings = self._siblings(drafter, proposers)
-        CLOCK.time_choices(drafter.lm_head)
+        CLOCK.watch(drafter.lm_head)
         self.info, self.drafter, self.proposers, self.siblings = info, drafter, proposers, siblings
 
     def _proposers(self, drafter: LastHiddenDrafter) -> dict[int, Proposer]:

@@ -17,14 +17,15 @@ class TimedEagleWorker(FollowsPolicy):
     nodes than the one before, or take a draft length of a policy."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        CLOCK.start_noting()
         super().__init__(*args, **kwargs)
         metrics()  # there from the start, so that servers are counted that nobody has asked yet
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         CLOCK.is_decoding = not batch.forward_mode.is_extend()
-        if CLOCK.is_decoding and CLOCK.is_running:
+        if CLOCK.is_decoding and CLOCK.is_counting:
             CLOCK.totals.steps += 1
-        with CLOCK.part("step_s"):
+        with CLOCK.noting(batch.batch_size()), CLOCK.part("step_s"):
             result = super().forward_batch_generation(batch, *args, **kwargs)
         if CLOCK.is_decoding and (counters := metrics()) is not None:
             counters.stepped(batch.batch_size(), self.speculative_num_steps)
@@ -46,7 +47,7 @@ class TimedEagleWorker(FollowsPolicy):
 
     @contextmanager
     def _verifying(self, batch: Any) -> Iterator[None]:
-        if CLOCK.is_decoding and CLOCK.is_running:
+        if CLOCK.is_decoding and CLOCK.is_counting:
             CLOCK.totals.requests += batch.batch_size()
             CLOCK.totals.verified_tokens += batch.batch_size() * self.speculative_num_draft_tokens
         with CLOCK.part("verify_s"):
