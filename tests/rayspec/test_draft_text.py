@@ -19,6 +19,9 @@ from sglang_ext.heads import head_from_target, parse_head
 
 LENGTHS = (3, 9, 2, 6)
 STEPS = 7
+# Rounding grows with every step that reads the one before, on some processors to 2e-3 of a state; that of another row
+# differs in its first digit.
+ROUNDING = {"rtol": 1e-2, "atol": 1e-2}
 KINDS: dict[str, dict[str, Any]] = {"eagle3": {}, "eagle": {}, "independent": {"hidden_size": 16, "num_layers": 2}}
 HEADS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full"},
@@ -82,10 +85,10 @@ def test_each_token_is_what_the_rollout_says_after_those_before_it(
             batch = Batch(text[None], torch.tensor([0]), torch.tensor([length - 1 + step]))
             rows = own.roll_out(drafter, tiny_target, batch, step + 1)
             hidden_BH, embed_BH, feature_BH = read[step]
-            torch.testing.assert_close(hidden_BH[b], rows.hidden_KNH[step, 0], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(hidden_BH[b], rows.hidden_KNH[step, 0], **ROUNDING)
             torch.testing.assert_close(embed_BH[b], rows.embed_KNH[step, 0])
             if rows.feature_KNH is not None:
-                torch.testing.assert_close(feature_BH[b], rows.feature_KNH[step, 0], rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(feature_BH[b], rows.feature_KNH[step, 0], **ROUNDING)
 
 
 def test_a_text_of_its_own_is_not_what_it_proposes_along_another(tiny_target: FrozenTarget) -> None:
