@@ -57,6 +57,12 @@ def read(name: str) -> str:
     return (ROOT / name).read_text().replace("\n", " ")
 
 
+def test_what_is_said_to_hold_a_property_is_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", read("docs/properties.md"))
+    assert len(named) > 30
+    assert [(file, test) for file, test in named if f"def {test}(" not in read(file)] == []
+
+
 def test_imports_run_one_way() -> None:
     """jobs -> rayspec -> sglang_ext -> rayspec_kernels; only the adapter knows SGLang."""
     forbidden = {
