@@ -1,4 +1,4 @@
-"""Questions with answers that no model wrote, which every installation has: what a function of Python or SciPy does.
+"""Questions with answers that no model wrote, which every installation has: what a function of a package does.
 
     python docs/experiments/documented_functions.py questions.jsonl
 
@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+from english_text import parsed
+
+from sglang_ext.whole import write_whole
+
 PACKAGES = ("mlflow", "numpy", "pandas", "ray", "scipy", "sklearn", "torch", "transformers")
 SKIPPED = {"tests", "test", "testing", "idlelib", "site-packages", "_vendor"}
 LEAST, MOST = 360, 1200  # characters of an answer: some 80 to 250 tokens
@@ -25,17 +29,10 @@ QUESTIONS = (
 )
 
 
-def documented(root: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
-    """(module, name, docstring) of public functions and classes, below `folder` of the import path `root`."""
-    for file in folder.rglob("*.py"):
-        path = file.relative_to(root)
-        if SKIPPED & set(path.parts):
-            continue
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+def documented(folder: Path, package: str) -> Iterator[tuple[str, str, str]]:
+    """(module, name, docstring) of the public functions and classes of a package, "" for the standard library."""
+    for path, tree in parsed(folder, SKIPPED):
+        module = ".".join((package, *path.with_suffix("").parts)).removesuffix(".__init__").lstrip(".")
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
                 yield module, node.name, ast.get_docstring(node) or ""
@@ -59,11 +56,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
     paths = sysconfig.get_paths()
-    library, packages = Path(paths["stdlib"]), Path(paths["purelib"])
-    roots = [(library, library), *((packages, packages / name) for name in PACKAGES)]
+    folders = {"": Path(paths["stdlib"])} | {name: Path(paths["purelib"]) / name for name in PACKAGES}
     records: dict[str, dict[str, object]] = {}
-    for root, folder in roots:
-        for module, name, docstring in documented(root, folder):
+    for package, folder in folders.items():
+        for module, name, docstring in documented(folder, package):
             answer = beginning(docstring)
             if len(answer) < LEAST:
                 continue
@@ -71,7 +67,7 @@ def main() -> None:
             turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             records.setdefault(answer, {"messages": turns})
     ordered = sorted(records, key=lambda answer: sha256(answer.encode()).digest())
-    out.write_text("".join(json.dumps(records[answer]) + "\n" for answer in ordered))
+    write_whole(out, "".join(json.dumps(records[answer]) + "\n" for answer in ordered))
     print(f"{len(ordered)} questions")
 
 

@@ -10,7 +10,7 @@ import argparse
 import ast
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
@@ -22,16 +22,22 @@ SKIPPED = {"tests", "test", "idlelib", "site-packages"}
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    for file in folder.rglob("*.py"):
-        if SKIPPED & set(file.relative_to(folder).parts):
-            continue
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):
-            continue
+    for _, tree in parsed(folder, SKIPPED):
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield ast.get_docstring(node) or ""
+
+
+def parsed(folder: Path, skipped: Set[str]) -> Iterator[tuple[Path, ast.Module]]:
+    """Modules below a folder that Python can read, by their path in it; `skipped`: names of folders and files."""
+    for file in folder.rglob("*.py"):
+        path = file.relative_to(folder)
+        if skipped & set(path.parts):
+            continue
+        try:
+            yield path, ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError, RecursionError):
+            continue
 
 
 def is_prose(text: str) -> bool:

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from rayspec.provenance import provenance
 from rayspec.shipped import target_path
+from rayspec.targets.catalogue import DEFAULT_TARGET
 from rayspec.training.acceptance import greedy_sequences
 from rayspec.training.data.answers import read_answers
 from rayspec.training.frozen_target import FrozenTarget
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("drafter", type=Path)
     parser.add_argument("--work-dir", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--target", default=DEFAULT_TARGET)
     options = parser.parse_args()
     target = FrozenTarget.load(str(target_path(options.target)), torch.float32)
     drafter, _ = load_drafter(options.drafter)

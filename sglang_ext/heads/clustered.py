@@ -193,6 +193,7 @@ class ClusteredHead(DraftHead):
     def candidates(self, hidden_TH: Tensor, step: int = 0, routed: Tensor | None = None) -> Candidates:
         T, budget = len(hidden_TH), self.config.budget(step)
         if budget == self.config.clusters:
+            self._note_all(T, step)
             return Candidates(self.project(hidden_TH, "weight"), None)
         groups = self._groups(T, step)
         scores_TM = self.cluster_scores(hidden_TH, routed)
@@ -213,6 +214,7 @@ class ClusteredHead(DraftHead):
         rows that chose its cluster."""
         T, budget = len(hidden_TH), self.config.budget(step)
         if budget == self.config.clusters:
+            self._note_all(T, step)
             return head_topk(hidden_TH, self.stored("weight"), k)
         scores_TM = self.cluster_scores(hidden_TH, routed)
         # Enough for rows that all choose differently. Where that is everything, it is still no more of the matrix than
@@ -222,6 +224,11 @@ class ClusteredHead(DraftHead):
         if self.noted is not None:
             self.note(T, step, _scored_in(tiles))
         return indexed_head(hidden_TH, self.stored("weight"), self._listed_V, k, tiles)
+
+    def _note_all(self, rows: int, step: int) -> None:
+        """The whole vocabulary, as the budget of one position may be where those of others are not."""
+        if self.noted is not None:
+            self.note(rows, step, self._starts[-1:])
 
     def _most_clusters(self, rows: int, groups: int, budget: int) -> int:
         """The most clusters that a group can choose: its rows may all choose different ones."""

@@ -143,7 +143,7 @@ def test_who_sweeps_is_told_which_heads_were_not_timed(tmp_path: Path, caplog: p
     measure(tmp_path / "j", ["head_latency=true"], TimedEngines(untimed={"d2"}))
     [found] = [e.latency_s for e in read(tmp_path / "j") if isinstance(e, HeadsTimed)]
     assert all("d1" in latency_s and "d2" not in latency_s for latency_s in found.values())
-    assert "heads not timed at 1 streams: d2" in caplog.text
+    assert "heads not timed at concurrency 1: d2" in caplog.text
 
 
 def test_the_death_of_an_engine_costs_a_round_and_no_trial(tmp_path: Path) -> None:

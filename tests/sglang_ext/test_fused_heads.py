@@ -82,7 +82,6 @@ def test_what_is_noted_is_what_is_scored(name: str, device: torch.device) -> Non
     head = served(SPECS[name], device)
     head.expect_rows((1, 3))
     head.noted = torch.zeros(2, 5, 3, dtype=torch.int32, device=device)
-    is_routed = head.shortlist_size(0) is None
     for step, T in ((0, 1), (0, 5), (1, 3), (1, 6)):
         rows = Rows.draw(T).to(torch.float32).to(device)
         routed = rows.routed(head, step)
@@ -90,7 +89,7 @@ def test_what_is_noted_is_what_is_scored(name: str, device: torch.device) -> Non
         assert head.fused(rows.hidden_TH, step, 1, routed) is not None
         noted_BR = head.noted[step, : T // (1, 3)[step], : (1, 3)[step]]
         scored_T = head.scored(rows.hidden_TH, step, routed)
-        assert noted_BR.flatten().tolist() == (scored_T.tolist() if is_routed else [0] * T)
+        assert noted_BR.flatten().tolist() == scored_T.tolist()
 
 
 @torch.no_grad()

@@ -22,7 +22,15 @@ from sglang_ext.adapter.workers.policy import FollowsPolicy
 from sglang_ext.heads import DraftHead
 from sglang_ext.trees.base import Picked, most_likely
 
-ROUTED = ["dynaspec", "dynaspec_union", "dynaspec_request", "coral", "coral_union", "rdk_dynaspec_request"]
+ROUTED = [
+    "dynaspec",
+    "dynaspec_union",
+    "dynaspec_request",
+    "dynaspec_all",
+    "coral",
+    "coral_union",
+    "rdk_dynaspec_request",
+]
 Count = tuple[list[int], list[int], int]
 
 

@@ -339,7 +339,8 @@ class CohortRun:
             return
         for streams, latency_s in timed.items():
             if untimed := [label for paths in healthy.values() for label in paths if label not in latency_s]:
-                logger.warning("heads not timed at %d streams: %s (why: the engine's log)", streams, ", ".join(untimed))
+                said = "heads not timed at concurrency %d: %s (why: the engine's log)"
+                logger.warning(said, streams, ", ".join(untimed))
         closed = [t for t in self.config.traffic() if not t.is_open]
         self._record(HeadsTimed(latency_s={t.label: timed[t.concurrency] for t in closed}))
 
