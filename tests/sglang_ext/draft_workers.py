@@ -11,7 +11,7 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDra
 from torch import Tensor
 
 from sglang_ext.adapter.models.hosted_head import HeadLogits, HeadRequest, HostsHead
-from sglang_ext.adapter.workers import captured, extend_graphs
+from sglang_ext.adapter.workers import captured
 from sglang_ext.adapter.workers import eagle as draft_worker
 from sglang_ext.adapter.workers.eagle import HeadDraftWorker
 
@@ -78,23 +78,21 @@ class Graphs:
     def capture_one_shape(self, size: int, forward: Any) -> None:
         model = self.eagle_worker.draft_runner.model
         request, head = model.logits_processor.request, model.head
-        if request is None:
-            self.replays[size] = lambda: None
-            return
 
-        def answer(request: HeadRequest, size: int) -> None:
+        def answer(request: HeadRequest) -> None:
             hidden_BH = self.buffers.hidden_states[self.buffers.select_index[:size]]
             request.answer_with(head, hidden_BH, head.route(hidden_BH, hidden_BH, 0))
 
         for _ in range(3):  # two warm-ups
-            answer(request, size)
-        captured = request.best
+            answer(request)
+        captured = [*request.best, *request.asked[1:]]
 
         def replay() -> None:
             fresh = HeadRequest(request.step, request.k)
-            answer(fresh, size)
-            for place, value in zip(captured, fresh.best, strict=True):
-                place.copy_(value)
+            answer(fresh)
+            for place, value in zip(captured, [*fresh.best, *fresh.asked[1:]], strict=True):
+                if place is not None:  # a head that does not route
+                    place.copy_(value)
 
         self.replays[size] = replay
 
@@ -111,8 +109,7 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     found = SimpleNamespace(
         speculative_use_rejection_sampling=False, speculative_adaptive=False, speculative_adaptive_config=None
     )
-    for module in (draft_worker, extend_graphs):
-        monkeypatch.setattr(module, "get_spec", lambda: found)
+    monkeypatch.setattr(draft_worker, "get_spec", lambda: found)
     monkeypatch.setattr(draft_worker, "get_parallel", lambda: SimpleNamespace(tp_size=1))
     return found
 

@@ -47,6 +47,17 @@ class Answer(NamedTuple):
     token_ids_Tk: Tensor  # int64
 
 
+class Asked(NamedTuple):
+    """A head, and the rows that it was asked about."""
+
+    head: DraftHead
+    hidden_TH: Tensor
+    routed: Tensor | None  # rows first
+
+    def first(self, rows: int) -> "Asked":
+        return Asked(self.head, self.hidden_TH[:rows], None if self.routed is None else self.routed[:rows])
+
+
 @dataclass
 class HeadRequest:
     """What the draft loop wants of the head at a draft position: its k best tokens, or at a temperature its
@@ -57,8 +68,10 @@ class HeadRequest:
     temperature_T1: Tensor | None = None  # of each request, to draw k tokens; None for the k best
     best: Answer | None = None
     probs_TV: Tensor | None = None  # float32
+    asked: Asked | None = None
 
     def answer_with(self, head: DraftHead, hidden_TH: Tensor, routed: Tensor | None) -> None:
+        self.asked = Asked(head, hidden_TH, routed)
         if self.temperature_T1 is not None:
             self.probs_TV = head.target_distribution(hidden_TH, self.step, routed, self.temperature_T1)
         elif self.k == 1:
@@ -76,8 +89,7 @@ LayerInputs = Callable[[ForwardBatch, Tensor | None], tuple[Tensor, Tensor]]
 class HeadLogits(LogitsProcessor):
     """Has the head answer what the draft loop asks, and only for the rows that the loop reads.
 
-    Without a `HeadRequest` (SGLang's graphs of extends under rejection sampling) the head gives logits of the whole
-    vocabulary at draft position 0, which is the position that an extend produces.
+    Without a `HeadRequest` (a pass of SGLang's own, to warm up) it gives logits of the whole vocabulary.
     """
 
     def __init__(self, config: Any, layer_inputs: LayerInputs) -> None:
@@ -118,20 +130,11 @@ class HeadLogits(LogitsProcessor):
         embedding_bias: Tensor | None = None,
         use_logits_buffer: bool = True,
     ) -> Tensor:
+        if self.request is None:
+            return lm_head.target_logits(hidden_states, 0, self._routed(lm_head, self._batch))
         rows = _rows_read_after_verify(self._batch)
-        hidden_TH = hidden_states if rows is None else hidden_states[rows]
-        if self.request is not None:
-            self.answer(self.request, lm_head, hidden_TH, self._batch)
-            return hidden_states.new_zeros((len(hidden_states), self.request.k))  # SGLang's choice is thrown away
-        routed = self._routed(lm_head, self._batch)
-        with CLOCK.head():
-            logits = lm_head.target_logits(hidden_TH, 0, routed)
-        if rows is None:
-            return logits
-        # the worker indexes by the row numbers of the whole block; the rows between are never read
-        block = logits.new_empty((len(hidden_states), logits.shape[1]))
-        block[rows] = logits
-        return block
+        self.answer(self.request, lm_head, hidden_states if rows is None else hidden_states[rows], self._batch)
+        return hidden_states.new_zeros((len(hidden_states), self.request.k))  # SGLang's choice is thrown away
 
     def answer(self, request: HeadRequest, head: DraftHead, hidden_TH: Tensor, batch: ForwardBatch) -> None:
         routed = self._routed(head, batch)

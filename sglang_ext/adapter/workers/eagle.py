@@ -189,7 +189,7 @@ class HeadDraftWorker(Captured, EagleDraftWorker):
             super()._draft_extend_for_decode(batch, batch_result, **kwargs)
         graphs = self.cuda_graph_runner_for_draft_extend
         if isinstance(graphs, HeadExtendGraphs):  # a replay asks nothing anew
-            request.best = graphs.take_answer() or request.best
+            graphs.answer(request)
         self._take_answer(batch_result.next_draft_input, request, batch.sampling_info, batch_result.new_seq_lens)
 
     @contextmanager
@@ -202,8 +202,7 @@ class HeadDraftWorker(Captured, EagleDraftWorker):
             self.speculative_num_draft_tokens = full
 
     def _take_answer(self, draft_input: Any, request: HeadRequest, sampling_info: Any, positions_B: Tensor) -> None:
-        """Give SGLang's input of the next draft the head's own first drafts. (A graph under rejection sampling has
-        answered nothing: it gave SGLang the distribution.)"""
+        """Give SGLang's input of the next draft the head's own first drafts."""
         if request.probs_TV is not None:
             draft_input.draft_probs, draft_input.topk_index, draft_input.topk_p = draw_drafts(
                 request.probs_TV, sampling_info, positions_B, request.step
