@@ -32,6 +32,7 @@ def test_interpreted_run(tmp_path: Path) -> None:
     assert not any(check["error"] for check in results["checks"])
     assert results["timings"] == []  # an interpreter's time says nothing
     assert results["provenance"]["GPU"] == "none (interpreter)"
+    assert list(results["case_s"]) == [check["name"] for check in results["checks"]]
     assert "0 wrong" in (tmp_path / "report.md").read_text()
 
 
@@ -166,12 +167,14 @@ def test_report_of_timings(tmp_path: Path) -> None:
     timings[0]["alternatives_s"] = {"split in 4": 1.1e-4}
     assert speedup(timings[0]) == pytest.approx(3.0)  # against what gives the same, not against a part of it
     results = {"provenance": {"GPU": "some"}, "ceilings": {"copy_bytes_per_s": 4e12, "gemm_flops_per_s": 7e14},
-               "checks": [{"name": "a", "error": None}], "timings": timings, "left_out": {"b": "no time"}}  # fmt: skip
+               "checks": [{"name": "a", "error": None}], "timings": timings, "left_out": {"b": "no time"},
+               "case_s": {"a": 2.5, "c": 0.5, "d": 4.0, "e": 0.25}, "compiled_ahead_s": 90.4}  # fmt: skip
     text = report_text(results, tmp_path)
     assert "| head_topk | bf16 | Llama | 1 | 100.0 warm | 1% | 50.0 | 50% |" in text
     assert "3.00x | split in 4 110.0 |" in text
     assert text.index("| gather_dot | bf16 | Llama | 1 |") < text.index("| gather_dot | bf16 | Llama | 64 |")
     assert "- b: no time" in text
+    assert "4 cases took 7 s, after 90 s of compiling ahead; the slowest: d 4.0 s, a 2.5 s, c 0.5 s." in text
     assert (tmp_path / "share_of_floor.png").exists()
 
 

@@ -20,6 +20,12 @@ def report_text(results: Results, folder: Path) -> str:
     wrong = [c for c in results["checks"] if c["error"]]
     lines += ["", "## Results against float64", "", f"{len(results['checks']) - len(wrong)} right, {len(wrong)} wrong."]
     lines += [f"- {c['name']}: {c['error']}" for c in wrong]
+    if taken := results.get("case_s"):  # stored results may be of before it was kept
+        ahead = (
+            f", after {results['compiled_ahead_s']:.0f} s of compiling ahead" if "compiled_ahead_s" in results else ""
+        )
+        slowest = (f"{name} {taken[name]:.1f} s" for name in sorted(taken, key=taken.get, reverse=True)[:3])
+        lines += ["", f"{len(taken)} cases took {sum(taken.values()):.0f} s{ahead}; the slowest: {', '.join(slowest)}."]
     if results["left_out"]:
         lines += ["", "Left out:", *(f"- {name}: {why}" for name, why in results["left_out"].items())]
     if timings:

@@ -28,7 +28,7 @@ def run(
     device = torch.device("cpu" if is_interpreted else "cuda")
     start = time.monotonic()
     results: dict[str, Any] = {"provenance": made_by, "ceilings": None, "checks": [], "timings": [],
-                               "left_out": {}}  # fmt: skip
+                               "left_out": {}, "case_s": {}}  # fmt: skip
     ceilings = None if is_interpreted else bench.ceilings(device)
     results["ceilings"] = vars(ceilings) if ceilings else None
     if not is_interpreted:
@@ -42,7 +42,9 @@ def run(
         if why:
             results["left_out"][case.name] = why
             continue
+        begin = time.monotonic()
         said = one(case, ceilings if number > len(small) else None, device, results)
+        results["case_s"][case.name] = round(time.monotonic() - begin, 2)
         print(f"[{number}/{len(cases)}] {case.name}: {said}", flush=True)
         if bench.is_lost(device):
             why = f"the GPU was lost in {case.name}"
