@@ -30,7 +30,7 @@ def docstrings(folder: Path) -> Iterator[str]:
 
 def parsed(folder: Path, skipped: Set[str]) -> Iterator[tuple[Path, ast.Module]]:
     """Modules below a folder that Python can read, by their path in it; `skipped`: names of folders and files."""
-    for file in folder.rglob("*.py"):
+    for file in sorted(folder.rglob("*.py")):
         path = file.relative_to(folder)
         if skipped & set(path.parts):
             continue

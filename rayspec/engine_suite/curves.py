@@ -121,6 +121,12 @@ def table(found: Mapping[str, Any]) -> list[str]:
             cells = [name, str(row["batch"]), f"{row['step_ms']:.2f}", *parts, least, str(tau), predicted]
             lines.append(f"| {' | '.join(cells)} |")
     lines += [
+        f"\n{name} scored {row['shortlist_mean']:.0f} tokens for a row at batch {row['batch']}, in the mean."
+        for name, rows in found["rows"].items()
+        for row in rows
+        if "shortlist_mean" in row
+    ]
+    lines += [
         f"\nThe head of {name} alone was not timed: {row['head_error']}"
         for name, rows in found["rows"].items()
         for row in rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from rayspec.engine_suite.process import ROWS, wait_for_turn
 from rayspec.farm.head_latency import head_latency
 from rayspec_kernels.common.bench import described
-from sglang_ext import DRAFT_STEPS
+from sglang_ext import COUNT_SHORTLISTS, DRAFT_STEPS
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.drafters.counting import StepShape
 
@@ -45,6 +46,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     from sglang_ext.adapter.engine import backends, start_engine, start_step_clock
 
     drafter = options.drafter
+    os.environ[COUNT_SHORTLISTS] = "1"  # as the engines of a sweep have it
     shape = {"draft_steps": options.draft_steps, "topk": options.topk, "num_draft_tokens": options.nodes}
     engine = start_engine(options.target, drafter, **shape, **_settings(options))
     try:
@@ -116,6 +118,10 @@ def _measure_batch(engine: Any, batch: int, options: argparse.Namespace) -> dict
             "draft_ms": 1e3 * spent.draft_s / spent.steps,
             "verify_ms": 1e3 * spent.verify_s / spent.steps,
         }
+        if spent.scoring_rows:  # of heads that the engine counts
+            row["shortlist_mean"] = spent.scored_tokens / spent.scoring_rows
+            if not 0 < row["shortlist_mean"] <= options.vocab:
+                raise RuntimeError(f"{row['shortlist_mean']} of {options.vocab} tokens were counted for a row")
     return row
 
 

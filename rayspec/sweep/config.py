@@ -70,6 +70,13 @@ class EngineConfig(Settings):
             token_map,
             "absent, since a drafter's head names its tokens itself; a truncated head is such a list",
         )
+        adaptive = [key for key in ("speculative_adaptive", "speculative_adaptive_config") if self.extra.get(key)]
+        require(
+            not adaptive,
+            "engine.extra",
+            adaptive,
+            "without what changes the draft length while it is measured; draft_steps lists the lengths to compare",
+        )
         named = [key for key in self.extra if key in self.server_fields]
         require(
             not named, "engine.extra", named, f"without {', '.join(self.server_fields)}; they stand in engine itself"

@@ -473,6 +473,11 @@ RELIED_ON: tuple[Internal, ...] = (
         "called by sglang_ext.adapter.workers.drawn_standalone",
     ),
     Internal(
+        "sglang.srt.speculative.adaptive_spec_params.resolve_candidate_steps_from_config",
+        ("cfg_path",),
+        "called by sglang_ext.adapter.longest_draft",
+    ),
+    Internal(
         "sglang.srt.arg_groups.overrides.resolved_view",
         ("server_args",),
         "called by sglang_ext.adapter.longest_draft",

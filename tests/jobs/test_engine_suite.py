@@ -91,6 +91,7 @@ def test_in_sglang(name: str, tmp_path: Path) -> None:
         assert row["tokens_per_step"] == pytest.approx(3, abs=0.1)
         assert 0 < row["head_ms"] < row["draft_ms"] < row["step_ms"]
         assert 0 < row["verify_ms"] < row["step_ms"]
+        assert 0 < row["shortlist_mean"] <= SHAPE.vocab
 
 
 ANSWERS = """
@@ -187,6 +188,8 @@ def test_the_table_says_what_attends_and_samples() -> None:
     assert table(answer)[-1] == "\nattention_backend fa3, sampling_backend flashinfer (all engines)."
     answer["rows"]["full"][0]["backends"] = {"attention_backend": "triton"}
     assert table(answer)[-1] == "\nattention_backend triton (full)."
+    answer["rows"]["full"][0]["shortlist_mean"] = 812.4
+    assert "\nfull scored 812 tokens for a row at batch 1, in the mean." in table(answer)
 
 
 def test_a_tau_measured_elsewhere_predicts_the_speed_up(tmp_path: Path) -> None:

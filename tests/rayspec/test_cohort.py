@@ -201,7 +201,7 @@ def test_who_finds_no_memory_beside_another_engine_is_told_the_way_out(
     for cause in causes.values():
         first, *rest = cause.splitlines()
         assert "CUDA out of memory" in first
-        assert first.endswith("with ray.side_by_side=false they take turns instead") == is_said
+        assert first.endswith("in a new sweep with ray.side_by_side=false they take turns") == is_said
         assert rest == ["--- end of log ---"]
     assert blocks(tmp_path / "j") == {"plain-c1": 4}
 

@@ -229,6 +229,8 @@ def test_sweep_configs_are_found() -> None:
         (["drafters=[full@8x20]"], r"baseline must be one of the drafters' names \(full@8x20\), got 'full'"),
         (["engine.mem_fraction_static=1.5"], "engine.mem_fraction_static must be between 0 and 1"),
         (["engine.extra.model_path=x"], "engine.extra must be without model_path"),
+        (["engine.extra.speculative_adaptive=true"], r"engine.extra must be without .* draft_steps lists the lengths"),
+        (["engine.extra.speculative_adaptive_config=policy.json"], r"got \['speculative_adaptive_config'\]"),
         (["engine.extra.speculative_token_map=ids.pt"], "engine.extra.speculative_token_map must be absent"),
     ],
 )

@@ -62,13 +62,14 @@ def test_two_engines_of_a_gpu_add_up() -> None:
     "cause",
     [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
         "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.42.",
     ],
-    ids=["torch", "cache", "weights"],
+    ids=["torch", "cublas", "cache", "weights"],
 )
 def test_want_of_memory_is_known_by_what_torch_and_sglang_say_of_it(cause: str) -> None:
-    way_out = "with ray.side_by_side=false they take turns instead"
+    way_out = "in a new sweep with ray.side_by_side=false they take turns"
     shared, alone = placed([1]), placed([2], "ray.num_gpus=1")
     assert shared.with_way_out(f"{cause}\nthe log").endswith(f"{way_out}\nthe log")
     assert alone.with_way_out(cause) == cause

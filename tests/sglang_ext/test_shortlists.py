@@ -183,6 +183,15 @@ def test_a_replayed_extend_counts_the_rows_of_its_requests(worker: Any, clock: S
     assert (found.scoring_rows, found.scored_tokens, found.most_scored) == ([rows, 0, 0], [tokens, 0, 0], most)
 
 
+def test_a_worker_counts_from_before_it_captures(clock: StepClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its heads note into is there when they are loaded, and captured."""
+    clock.shortlists, found = None, []
+    monkeypatch.setattr(FollowsPolicy, "__init__", lambda worker: found.append(clock.shortlists))
+    monkeypatch.setattr(timed, "metrics", lambda: None)
+    timed.TimedEagleWorker()
+    assert isinstance(found[0], shortlists.Shortlists)
+
+
 def read(monkeypatch: pytest.MonkeyPatch) -> StepTimes | None:
     monkeypatch.setattr(step_clock, "get_parallel", lambda: SimpleNamespace(tp_rank=0))
 

@@ -37,7 +37,7 @@ from rayspec_kernels.indexed_head.kernel import indexed_head_kernel
 from rayspec_kernels.indexed_head.reference import Tiles
 
 _CLUSTER = 256  # tokens; DynaSpec's clusters are about this large with 512 of them
-_TILE = 128
+_TILE = 64  # as clustered heads have it
 _GROUPS = "ranges, half of them for each row"
 
 
@@ -69,21 +69,23 @@ def _case(shape: Shape, batch: int, where: str, weight_format: str, clusters: in
         ranges_t2 = torch.cat([ranges_t2, torch.zeros_like(ranges_t2)])
         ids_n = (chosen[:, None] + torch.arange(cluster, device=device)).flatten().int()
         every = torch.arange(V, device=device, dtype=torch.int32)
-        is_of_tG = None
+        is_of_tG = is_struck_BV = None
         if where == _GROUPS:
             is_of_tG = random_ids(generator, 2, len(ranges_t2), batch).to(torch.int8)
             is_of_tG[0] = 1  # as what is pinned
+            is_struck_BV = torch.ones(batch, V, dtype=torch.bool, device=device)
+            is_struck_BV[:, ids_n.long()] = is_of_tG.repeat_interleave(ranges_t2[:, 1], dim=0).T == 0
         trimmed = weight[ids_n] if isinstance(weight, Tensor) else None
-        return random(generator, batch, H), weight, every, ids_n, ranges_t2, is_of_tG, trimmed
+        return random(generator, batch, H), weight, every, ids_n, ranges_t2, is_of_tG, is_struck_BV, trimmed
 
     def kernel(*inputs: Any) -> Best:
-        x_BH, weight, every, ids_n, ranges_t2, is_of_tG, _ = inputs
+        x_BH, weight, every, ids_n, ranges_t2, is_of_tG, *_ = inputs
         if where == "list":
             return indexed_head_kernel(x_BH, weight, ids_n, k)
         return indexed_head_kernel(x_BH, weight, every, k, Tiles(ranges_t2, _TILE, is_of_tG), is_listed_order)
 
     def check(inputs: Inputs, out: Best) -> None:
-        x_BH, weight, _, ids_n, ranges_t2, is_of_tG, _ = inputs
+        x_BH, weight, _, ids_n, ranges_t2, is_of_tG, *_ = inputs
         scores_BV = float64_scores(x_BH, weight)
         scores_Bn = scores_BV[:, ids_n]
         if is_of_tG is not None:
@@ -100,6 +102,12 @@ def _case(shape: Shape, batch: int, where: str, weight_format: str, clusters: in
             linear(inputs[0], inputs[1].index_select(0, inputs[3])), k
         ),
     }
+    if where == _GROUPS:  # rows that choose for themselves share no trimmed head
+        rivals = {
+            "everything, struck out, top-k, log-sum-exp": lambda *inputs: topk_and_norm(
+                linear(inputs[0], inputs[1]).masked_fill(inputs[-2], float("-inf")), k
+            )
+        }
     return Case(
         op="indexed_head",
         shape=shape.name,
@@ -110,7 +118,7 @@ def _case(shape: Shape, batch: int, where: str, weight_format: str, clusters: in
         make=make,
         kernel=kernel,
         check=check,
-        rivals=rivals if weight_format == "bf16" and where != _GROUPS else {},
+        rivals=rivals if weight_format == "bf16" else {},
     )
 
 

@@ -9,8 +9,8 @@ from rayspec.farm.ranks import ranks_of
 from rayspec.sweep.config import SweepConfig
 
 MEMORY_SHARE = equal_share(2)
-# torch's, Triton's and CUDA's words; SGLang's before its cache, and of weights that leave nothing for it
-NO_MEMORY = re.compile(r"out of memory|not enough (gpu )?memory|no gpu memory", re.IGNORECASE)
+# torch's, Triton's, CUDA's and cuBLAS's words; SGLang's before its cache, and of weights that leave nothing for it
+NO_MEMORY = re.compile(r"out of memory|not enough (gpu )?memory|no gpu memory|ALLOC_FAILED", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class Placement:
             return cause
         first, newline, rest = cause.partition("\n")
         return (
-            f"{first.rstrip('. ')}; two engines share this GPU, and with ray.side_by_side=false they take turns instead"
-            f"{newline}{rest}"
+            f"{first.rstrip('. ')}; two engines share this GPU, "
+            f"in a new sweep with ray.side_by_side=false they take turns{newline}{rest}"
         )
 
 
