@@ -58,7 +58,7 @@ EXPECTED: dict[str, tuple[int, int, int, str]] = {
     "slim/table7_one_head": (2, 1, 10, "slim-heads-s"),
     "slim/table7_three_heads": (2, 1, 10, "slim-heads-s"),
     "slim/table7_two_heads": (2, 1, 10, "slim-heads-s"),
-    "slim/tables_3_4_8": (11, 3, 10, "medusa-heads"),
+    "slim/tables_3_4_8": (11, 4, 10, "medusa-heads"),
     "slimspec/figure2": (6 * 3, 1, 1, "full-trained"),
     "slimspec/figure3": (2 * 10, 1, 1, "full-trained"),
     "slimspec/grid": (2 * 2 * 6, 1, 1, "full-trained"),
