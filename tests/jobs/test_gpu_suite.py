@@ -16,7 +16,7 @@ from hostile import ask
 
 from rayspec_kernels.common import ahead, bench, suite
 from rayspec_kernels.common.report import report_text, speedup
-from rayspec_kernels.common.shapes import SMALL
+from rayspec_kernels.common.shapes import MODELS, SMALL
 from rayspec_kernels.grouped_rmsnorm.bench import cases
 
 SUITE = Path(__file__).parents[2] / "jobs" / "gpu_suite.py"
@@ -201,6 +201,29 @@ def test_every_launch_of_every_case_is_compiled_ahead() -> None:
     failed = ahead.launch_all([too_large, one, two], torch.device("cpu"))
     assert launched == ["kernel1", "other1", "kernel2"]
     assert failed == 2
+
+
+def test_what_is_timed_is_what_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All batches of it, whatever the number of processes."""
+    ops, timed, compiled = ["grouped_rmsnorm", "slim_posterior"], list[str](), list[str]()
+
+    def compile_ahead(ops: list[str]) -> float:
+        compiled.extend(case.name for share in range(3) for case in ahead.share_of(ops, share, 3))
+        return 1.0
+
+    def one(case: bench.Case, *_: Any) -> str:
+        timed.append(case.name)
+        return "right"
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bench, "ceilings", lambda device: bench.Ceilings(copy_bytes_per_s=1e12, gemm_flops_per_s=1e14))
+    monkeypatch.setattr(bench, "is_lost", lambda device: False)
+    monkeypatch.setattr(ahead, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(suite, "one", one)
+    results = suite.run(ops, False, {}, lambda results: None)
+    assert sorted(timed) == sorted(compiled) == sorted(results["case_s"])
+    models = [case for case in ahead.all_cases(ops) if case.shape in {shape.name for shape in MODELS}]
+    assert {(case.op, case.batch) for case in models} == {(op, batch) for op in ops for batch in (1, 4, 16, 64)}
 
 
 def test_what_compiles_for_too_long_is_ended(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rayspec_kernels.common.ahead import cases
 from rayspec_kernels.common.bench import Case
-from rayspec_kernels.common.goals import GOALS, goals_table
+from rayspec_kernels.common.goals import GOALS, goals_table, named
 from rayspec_kernels.common.shapes import BATCHES, MODELS
 
 FLOOR_S = 1e-5
@@ -37,6 +37,11 @@ def test_latency_is_not_held_against_bandwidth(suite_cases: list[Case]) -> None:
     assert not any(name.startswith("slim_posterior") for name in names)
     assert not any(name.startswith("gather_dot n=2048, bf16 Llama-3.1-8B B=1") for name in names), "17 MB"
     assert any(name.startswith("slim_head r=512, bf16 Llama-3.1-8B B=1") for name in names), "136 MB"
+    least = min(t["bytes"] for t in timings if named(t) in names)
+    assert least >= 1e8 > max(t["bytes"] for t in timings if t["batch"] == 1 and t["bytes"] < least)
+    norms = [name for name, _ in GOALS[-1].ratios(timings)]
+    assert norms
+    assert all(name.startswith("grouped_rmsnorm") and name.endswith("B=64") for name in norms)
 
 
 @pytest.mark.parametrize(("slow_s", "expected"), [(8e-5, "1.25 | 2 of 3"), (2e-5, "5.00 | 3 of 3")])

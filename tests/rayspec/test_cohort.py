@@ -17,6 +17,7 @@ from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.measure.cohort import CohortRun, PassResult
 from rayspec.sweep.measure.engines import Engines
 from rayspec.sweep.plan.placement import Placement
+from rayspec.sweep.plan.trials import make_plan
 from rayspec.sweep.record.events import (
     CanaryAnswered,
     HeadsTimed,
@@ -27,7 +28,9 @@ from rayspec.sweep.record.events import (
 )
 from rayspec.sweep.record.journal import Journal, read
 from rayspec.sweep.record.measured import SweepState, read_state
+from rayspec.sweep.shape import DraftShape
 from rayspec.workloads.canary import CANARY_PROMPTS, CANARY_TOKENS
+from sglang_ext.drafters.counting import StepShape
 
 CANDIDATES = 3
 
@@ -120,12 +123,14 @@ class TimedEngines(FakeEngines):
     def __init__(self, untimed: set[str] | None = None) -> None:
         super().__init__(CANDIDATES)
         self.untimed = untimed or set()
+        self.shapes = set[Any]()
 
     def start_speculative(self, cohort: Any, candidate: Candidate) -> dict[str, Any]:
-        untimed = self.untimed
+        untimed, shapes = self.untimed, self.shapes
 
         class Timing(FakeEngine):
             def head_latencies(self, paths: dict[str, str], requests: int, shape: Any) -> dict[str, float]:
+                shapes.add(shape)
                 return dict.fromkeys(paths.keys() - untimed, 0.001)
 
         started = super().start_speculative(cohort, candidate)
@@ -137,6 +142,16 @@ class TimedEngines(FakeEngines):
 def test_heads_that_ranks_share_are_not_timed_whole(tp_size: int, timed: int, tmp_path: Path) -> None:
     measure(tmp_path / "j", ["head_latency=true", f"engine.extra.tp_size={tp_size}"], TimedEngines())
     assert sum(isinstance(e, HeadsTimed) for e in read(tmp_path / "j")) == timed
+
+
+@pytest.mark.parametrize("shape", [DraftShape(), DraftShape(topk=8, num_draft_tokens=16)], ids=lambda s: s.label)
+def test_heads_are_timed_in_the_shape_that_is_measured(shape: DraftShape, tmp_path: Path) -> None:
+    prepared = fake_sweep(CANDIDATES, ["draft_steps=[2]", "head_latency=true"])
+    shaped = [dataclasses.replace(c, shape=shape) for c in prepared.plan.candidates]
+    plan, engines = make_plan(prepared.config, len(prepared.prompts), shaped), TimedEngines()
+    prepared = dataclasses.replace(prepared, plan=plan)
+    CohortRun(prepared, plan.cohorts[0], engines, Journal(tmp_path / "j")).one_pass()  # type: ignore[arg-type]
+    assert engines.shapes == {StepShape(draft_steps=2, topk=shape.topk, num_draft_tokens=shape.verified(2))}
 
 
 def test_who_sweeps_is_told_which_heads_were_not_timed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

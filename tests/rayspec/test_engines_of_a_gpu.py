@@ -17,7 +17,11 @@ from rayspec.farm.runtime import EngineFailed, EngineSpec
 from rayspec.gate.config import GateConfig
 from rayspec.gate.engines import PreparedDrafter, prepare_drafters, running_drafters
 from rayspec.gate.sides import MeasureFailed
-from rayspec.sweep.plan.placement import MEMORY_SHARE
+from rayspec.sweep.candidate import Candidate, Head
+from rayspec.sweep.config import SweepConfig
+from rayspec.sweep.measure.engines import Engines
+from rayspec.sweep.plan.placement import MEMORY_SHARE, place
+from rayspec.sweep.plan.trials import make_plan
 from rayspec.training.data.answer_engines import AnswerEnginesConfig, answer_engines
 
 
@@ -110,6 +114,17 @@ def test_both_sides_of_a_gate_take_the_same_of_their_gpu(card: Card, tmp_path: P
     assert begun.endswith("begins") and up.endswith("is up"), "the first one has taken its part"  # noqa: PT018
     assert (begun.split()[0], begun_later.split()[0]) == (up.split()[0], up_later.split()[0])
     assert card.bundles == [{"CPU": 2, "GPU": 1}], "one GPU for both"
+
+
+def test_both_engines_of_a_sweep_take_the_same_of_their_gpu(card: Card, tmp_path: Path) -> None:
+    config = SweepConfig(target=str(TARGET), draft_steps=[2])
+    full = Candidate(label="full", path=str(DRAFTERS["full"]), head=Head(kind="full"), draft_steps=2)
+    (cohort,) = make_plan(config, 8, [full]).cohorts
+    engines = Engines(config, place(config, [1.0]), str(TARGET), tmp_path)
+    engines.begin_plain(cohort)
+    engines.wait_for_plain()
+    engines.start_speculative(cohort, full)
+    assert card.taken == {None: [pytest.approx(MEMORY_SHARE, abs=1e-3)] * 2}
 
 
 def test_a_side_that_does_not_start_ends_the_other(card: Card, tmp_path: Path) -> None:

@@ -23,6 +23,14 @@ IDS = torch.arange(0, 257, 2)
 REDUCED = DrafterEntry(name="reduced", draft_head=parse_head({"kind": "truncated", "size": 129}))
 
 
+def first_norm(target: FrozenTarget, recipe: Recipe) -> float:
+    """Norm of the first step's gradient, before it is clipped."""
+    answers = random_rows()
+    drafter = new_drafter(target, REDUCED, recipe, answers, Origin({"ids": IDS}))
+    batch = Batch.of(answers, torch.tensor([0, 4, 7]))
+    return train_step(drafter, target, [batch], recipe, recipe.make_optimizers(drafter), 0).figures["grad_norm"]
+
+
 def first_losses(target: FrozenTarget, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
     """(logged losses of the first step [K], losses of all rows [K, N] by the objective alone)."""
     answers = random_rows()
@@ -53,6 +61,13 @@ def test_the_recipes_choice_is_what_is_trained(tiny_target: FrozenTarget, change
     torch.testing.assert_close(logged_K, expected_KN.mean(dim=1), rtol=1e-4, atol=1e-5)
     default_K, _ = first_losses(tiny_target, RECIPE)
     assert torch.allclose(logged_K, default_K) == (not changes)
+
+
+def test_the_recipes_reduction_is_what_is_trained(tiny_target: FrozenTarget) -> None:
+    """It is not in the losses that are logged, and the optimizers hide a factor: so by the gradient's own norm."""
+    loose = replace(RECIPE, ttt_decay=0.8)
+    norms = {r: first_norm(tiny_target, replace(loose, ttt_reduction=r)) for r in ("sum", "mean")}
+    assert norms["sum"] / norms["mean"] == pytest.approx(1 + 0.8 + 0.64, rel=1e-4)
 
 
 def test_an_objective_that_is_the_default_is_not_named() -> None:

@@ -274,6 +274,7 @@ def test_bcl_is_trained_with_as_many_tokens_as_its_rule_chose(tmp_path: Path) ->
     elsewhere = [f"output_dir={tmp_path / 'drafters'}", f"work_dir={tmp_path / 'work'}"]
     lines = plan(load_config(DrafterTrainConfig, PAPERS / "slimspec" / "train_truncated.yaml", elsewhere))
     assert f"bcl-trained {{'kind': 'truncated', 'size': {BCL_SIZE}}} -> " in "\n".join(lines)
+    assert trained(PAPERS / "slimspec")["bcl-trained"].base is None, "a body of its own"
     candidates = prepare(read(SweepConfig, PAPERS / "slimspec" / "grid.yaml")).plan.candidates
     (bcl,) = (c for c in candidates if c.label == "bcl-trained")
     assert bcl.head.numbers == {"size": BCL_SIZE}

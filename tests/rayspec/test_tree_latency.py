@@ -82,7 +82,8 @@ def drafter_folders(folder: Path) -> dict[str, str]:
 def test_a_head_is_asked_what_the_draft_loop_asks(
     topk: int, rows_and_candidates: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = recorded(monkeypatch)
+    asked, expected = recorded(monkeypatch), list[Any]()
+    monkeypatch.setattr(FullHead, "expect_rows", lambda head, rows_by_step: expected.append(rows_by_step))
     monkeypatch.setattr("rayspec.farm.head_latency.MIN_ROUND_S", 1e-4)
     shape = StepShape(draft_steps=3, topk=topk, num_draft_tokens=4 if topk == 1 else 8)
     for name, folder in drafter_folders(tmp_path).items():
@@ -90,6 +91,8 @@ def test_a_head_is_asked_what_the_draft_loop_asks(
         found = head_latencies({name: folder}, requests=2, shape=shape, dtype=torch.float32, num_threads=1)
         assert found[name] > 0
         assert asked[:3] == rows_and_candidates[name]
+        # rows of a request, by which heads with clusters choose
+        assert expected.pop() == [rows // 2 for rows, _ in asked[:3]]
 
 
 def test_a_tree_asks_its_drafter_the_questions_that_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from rayspec_kernels.cpu.tree_verify import verify_greedy_reference
 from sglang_ext.adapter.cpu.attention import CpuAttentionBackend, CpuDraftDecodeBackend
-from sglang_ext.adapter.cpu.contracts import ContractBrokenError, demands
+from sglang_ext.adapter.cpu.contracts import Contract, ContractBrokenError, demands
 from sglang_ext.adapter.cpu.fused_ops import cap_logits
 from sglang_ext.adapter.cpu.spec_ops import draft_slots, verify_tree_greedy
 from sglang_ext.adapter.internals import CPU_MISSING, CPU_REPLACEMENTS
@@ -131,10 +131,28 @@ def test_rows_may_lie_apart_but_not_their_columns() -> None:
             cap_logits(spoilt, 2.0)
 
 
-def test_every_replaced_operation_has_a_contract() -> None:
+def contracts() -> dict[str, Contract | None]:
     names = {i.replacement for i in CPU_REPLACEMENTS + CPU_MISSING} | {f"{CPU}.spec_ops.extend_slots"}
-    bare = {n.removeprefix(f"{CPU}.") for n in names if not hasattr(pkgutil.resolve_name(n), "__wrapped__")}
+    return {name: getattr(pkgutil.resolve_name(name), "contract", None) for name in names}
+
+
+def test_every_replaced_operation_has_a_contract() -> None:
+    bare = {name.removeprefix(f"{CPU}.") for name, contract in contracts().items() if contract is None}
     assert bare == set(WITHOUT_CONTRACT)
+
+
+# where SGLang's kernel is told strides, or takes rows as they lie; every other tensor must be contiguous
+NEED_NOT_BE_CONTIGUOUS = {
+    ("cap_logits", "full_logits"),
+    ("row_argmax", "x"),
+    *(("verify_chain_sampled", name) for name in ("candidates", "uniform_samples", "target_probs", "draft_probs")),
+}
+
+
+def test_only_a_kernel_that_is_told_strides_takes_a_view() -> None:
+    known = [contract for contract in contracts().values() if contract is not None]
+    loose = {(c.operation, name) for c in known for name, demand in c.demands.items() if demand.layout is not None}
+    assert loose == NEED_NOT_BE_CONTIGUOUS
 
 
 NODES, BRANCHES, STEPS = 4, 2, 3

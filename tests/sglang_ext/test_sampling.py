@@ -111,6 +111,33 @@ def test_drafts_follow_the_distribution_that_is_returned(seeded: bool) -> None:
         assert p_value((drawn, distribution_TV[row])) > 1e-3
 
 
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("k", [2, 3])
+def test_siblings_are_drawn_one_after_the_other_without_replacement(k: int, seeded: bool) -> None:
+    count, names = 60_000, ["top_k", "off", "greedy"]
+    torch.manual_seed(0)
+    q_TV = rows(2, 3).repeat(count // 3, 1)
+    info = batch_info(names, count, seeds=torch.arange(count) if seeded else None)
+    distribution_TV, ids_Tk, probability_Tk = draw_drafts(q_TV, info, torch.full((count,), 9), 2, k)
+    torch.testing.assert_close(probability_Tk, distribution_TV.gather(1, ids_Tk))
+    base_k = V ** torch.arange(k - 1, -1, -1)
+    for row in range(2):
+        drawn = torch.bincount((ids_Tk[row::3] * base_k).sum(dim=1), minlength=V**k)
+        assert p_value((drawn, chances_of_draws(distribution_TV[row], k))) > 1e-3, names[row]
+    assert torch.equal(ids_Tk[2::3], q_TV[2].topk(k).indices.expand(count // 3, k))
+
+
+def chances_of_draws(q_V: Tensor, k: int) -> Tensor:
+    """Of all ordered draws of k tokens without replacement, [V ** k]; q has more than k tokens."""
+    chance_X, left_XV = torch.ones(1, dtype=torch.float64), q_V.double()[None]
+    for _ in range(k):
+        chance_XV = chance_X[:, None] * left_XV / left_XV.sum(dim=1, keepdim=True)
+        taken_XVV = torch.eye(V, dtype=torch.bool).expand(len(left_XV), V, V)
+        left_XV = left_XV[:, None].expand_as(taken_XVV).masked_fill(taken_XVV, 0).flatten(0, 1)
+        chance_X = chance_XV.flatten()
+    return chance_X
+
+
 def test_seeded_drafts_do_not_see_their_batch() -> None:
     q_TV, positions, seeds = rows(3), torch.arange(T) + 4, torch.arange(T) * 7 - 100
     info = batch_info(["all", "off"], T, seeds)

@@ -29,6 +29,11 @@ def all_cases(ops: Sequence[str]) -> list[bench.Case]:
     return [*cases(ops, shapes.SMALL, shapes.SMALL_BATCHES), *cases(ops, shapes.MODELS, shapes.BATCHES)]
 
 
+def share_of(ops: Sequence[str], share: int, shares: int) -> list[bench.Case]:
+    """What one of so many processes compiles."""
+    return all_cases(ops)[share::shares]
+
+
 def compile_ahead(ops: Sequence[str], limit_s: float = LIMIT_S) -> float:
     """Compile the kernels of all cases; returns the seconds that it took, `limit_s` at most. What fails is left to the
     process that checks and times, which says why."""
@@ -87,4 +92,4 @@ def launch_all(found: Iterable[bench.Case], device: torch.device) -> int:
 
 if __name__ == "__main__":
     share, shares, *ops = sys.argv[1:]
-    sys.exit(launch_all(all_cases(ops)[int(share) :: int(shares)], torch.device("cuda")) > 0)
+    sys.exit(launch_all(share_of(ops, int(share), int(shares)), torch.device("cuda")) > 0)

@@ -132,6 +132,7 @@ def demands(**texts: str) -> Callable[[_Operation], _Operation]:
             contract.check({**dict(zip(names, args, strict=False)), **kwargs})
             return operation(*args, **kwargs)
 
+        checked.contract = contract  # type: ignore[attr-defined]
         return checked  # type: ignore[return-value]
 
     return decorate
