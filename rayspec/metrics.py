@@ -131,14 +131,16 @@ def acceptance_metrics(requests: Sequence[RequestRecord], draft_steps: int) -> d
 def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     """Milliseconds of a speculative step in the head, of that in a router before the layer and in the choice by a
     router's scores, in looking up tokens, in drafting (all of these included) and in verification, and the tokens that
-    it verifies of a request, root and padding included; `shortlist_mean`, the tokens that the draft head scored for a
-    row, in the mean over rows and draft positions, and `shortlist_max`, for one row at most.
+    it verifies of a request, root and padding included. `step_requests`: those that a step serves, in the mean.
+    `request_head_ms`: what a request waits for the head in a step, in the mean over requests as `cycle_ms` is, and not
+    over steps, of which those at the end of a block serve few. `shortlist_mean`: the tokens that the draft head scored
+    for a row, in the mean over rows and draft positions, and `shortlist_max`, for one row at most.
 
     A step serves all requests that run together. Empty where the engine has no clock, without times where it counts
     alone, and without the choice or the maximum where a block is from before that was clocked.
     """
     clocks = [b.measured.step_seconds for b in blocks if b.measured.step_seconds is not None]
-    steps = sum(c.steps for c in clocks)
+    steps, requests = sum(c.steps for c in clocks), sum(c.requests for c in clocks)
     if not steps:
         return {}
     rows = sum(c.scoring_rows for c in clocks)
@@ -147,13 +149,16 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
     if most and all(most):
         shortlist["shortlist_max"] = float(max(most))
     counts = {
-        "step_verified_tokens": sum(c.verified_tokens for c in clocks) / sum(c.requests for c in clocks),
+        "step_verified_tokens": sum(c.verified_tokens for c in clocks) / requests,
+        "step_requests": requests / steps,
         **shortlist,
     }
     if not any(c.verify_s for c in clocks):
         return counts
     choices = [c.choice_s for c in clocks if c.choice_s is not None]
     choice = {"step_choice_ms": 1e3 * sum(choices) / steps} if len(choices) == len(clocks) else {}
+    waits = [c.head_request_s for c in clocks if c.head_request_s is not None]
+    waited = {"request_head_ms": 1e3 * sum(waits) / requests} if len(waits) == len(clocks) else {}
     return counts | {
         "step_head_ms": 1e3 * sum(c.head_s for c in clocks) / steps,
         "step_routing_ms": 1e3 * sum(c.routing_s for c in clocks) / steps,
@@ -161,6 +166,7 @@ def step_metrics(blocks: Sequence[BlockRecord]) -> dict[str, float]:
         "step_draft_ms": 1e3 * sum(c.draft_s for c in clocks) / steps,
         "step_verify_ms": 1e3 * sum(c.verify_s for c in clocks) / steps,
         **choice,
+        **waited,
     }
 
 

@@ -94,11 +94,12 @@ class StepSeconds:
     `draft_s` holds `head_s` and `embedding_s`, `head_s` holds `routing_s`, that of a router before the layer, and
     `choice_s`, that of the choice by a router's scores (`embedding_s` and `routing_s` are 0, `choice_s` is None in
     records from before they were clocked); a step serves all requests that run together. `requests`: of all steps, each
-    as often as it took part in one. `verified_tokens`: of all of these, roots and padding included. `scored_tokens`: by
-    the draft head for `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0 where they were not
-    counted. `most_scored`: for one of these rows; 0 in records from before that was counted. `_by_position`: the two
-    sums at each draft position (empty in records from before these were told apart, which say nothing of a single
-    position).
+    as often as it took part in one. `head_request_s`: `head_s` of each step times its requests, which all waited for
+    it; None in records from before that was counted. `verified_tokens`: of all `requests`, roots and padding included.
+    `scored_tokens`: by the draft head for `scoring_rows` rows at all draft positions, in a share of the steps; 0 of 0
+    where they were not counted. `most_scored`: for one of these rows; 0 in records from before that was counted.
+    `_by_position`: the two sums at each draft position (empty in records from before these were told apart, which say
+    nothing of a single position).
     """
 
     steps: int
@@ -110,6 +111,7 @@ class StepSeconds:
     routing_s: float = 0.0
     embedding_s: float = 0.0
     choice_s: float | None = None
+    head_request_s: float | None = None
     scoring_rows: int = 0
     scored_tokens: int = 0
     most_scored: int = 0

@@ -115,6 +115,7 @@ class StepTimes:
     requests: int
     verified_tokens: int
     head_s: float
+    head_request_s: float
     routing_s: float
     choice_s: float
     embedding_s: float

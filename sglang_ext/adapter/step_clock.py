@@ -41,6 +41,7 @@ class StepTotals:
     requests: int = 0  # of all steps, each as often as it took part in one
     verified_tokens: int = 0  # of all of these, roots and padding included
     head_s: float = 0.0  # the draft head, all draft positions of the step
+    head_request_s: float = 0.0  # the same, of each step times its requests: what these waited for the head
     routing_s: float = 0.0  # the part of head_s in a router (`DraftHead.route`), not what is then chosen by its scores
     choice_s: float = 0.0  # the part of head_s in that choice (`DraftHead.choosing`), with the lists of tokens it gives
     embedding_s: float = 0.0  # the drafter's look-up of its input tokens
@@ -73,6 +74,7 @@ class StepClock:
         self.is_running = not self.on_device
         self.has_events = torch.cuda.is_available()  # what tells the time on one; of other accelerators there is none
         self.is_decoding = False
+        self.running = 0  # requests of the step under way
         self.shortlists: Shortlists | None = None  # on an accelerator, where they are counted
         self._unread = deque[tuple[str, torch.cuda.Event, torch.cuda.Event]]()
 
@@ -191,6 +193,8 @@ class StepClock:
 
     def _add(self, name: str, seconds: float) -> None:
         setattr(self.totals, name, getattr(self.totals, name) + seconds)
+        if name == "head_s":
+            self.totals.head_request_s += seconds * self.running
 
 
 CLOCK = StepClock()

@@ -116,6 +116,19 @@ def test_step_clock_is_pooled_over_blocks(make_request: MakeRequest) -> None:
     assert [m[f"step_{part}_ms"] for part in parts] == pytest.approx([3, 0.5, 0.1, 6, 12])
 
 
+def test_what_requests_wait_for_the_head_is_a_mean_over_requests(make_request: MakeRequest) -> None:
+    """Four requests wait 3 ms, then one that is left 1 ms: 13 / 5 in the mean over requests, 2 over the two steps."""
+    clock = StepSeconds(steps=2, requests=5, verified_tokens=25, head_s=0.004, head_request_s=0.013, draft_s=0.01,
+                        verify_s=0.02)  # fmt: skip
+    request = make_request("a", (1,), 0.1)
+    m = trial_metrics([block(request, step_seconds=clock)], 4)
+    assert (m["step_requests"], m["step_head_ms"]) == (2.5, pytest.approx(2))
+    assert m["request_head_ms"] == pytest.approx(2.6)
+    assert metric_key("request_head_ms") == "step/request_head_ms"
+    older = block(request, step_seconds=replace(clock, head_request_s=None))
+    assert "request_head_ms" not in trial_metrics([block(request, step_seconds=clock), older], 4)
+
+
 def test_an_engine_that_counts_alone_has_no_times(make_request: MakeRequest) -> None:
     counts = StepSeconds(steps=4, requests=5, verified_tokens=25, head_s=0, draft_s=0, verify_s=0, choice_s=0,
                          scoring_rows=2, scored_tokens=9, most_scored=6)  # fmt: skip

@@ -145,6 +145,20 @@ def test_a_trees_nu_is_against_a_tree_of_the_full_head(results: list[TrialResult
     assert found["full-s4-c1"].metrics["nu"] == 1
 
 
+def test_kappa_is_of_what_requests_wait_for_as_the_cycle_is(synthetic_sweep: Any) -> None:
+    """Not of the mean over steps, of which some serve few requests."""
+    clock = StepSeconds(steps=4, requests=10, verified_tokens=50, head_s=0.004, head_request_s=0.03, draft_s=0.02,
+                        verify_s=0.1)  # fmt: skip
+    blocks = {
+        trial: [replace(b, measured=replace(b.measured, step_seconds=clock)) for b in own]
+        for trial, own in synthetic_sweep.blocks.items()
+        if trial.label in ("full", "slimspec-r64") and trial.draft_steps == 4
+    }
+    found = {r.trial.name: r.metrics for r in score(SweepConfig(), blocks, {}, {})}["full-s4-c1"]
+    assert (found["step_head_ms"], found["request_head_ms"]) == (pytest.approx(1), pytest.approx(3))
+    assert found["kappa"] == pytest.approx(3 / (found["cycle_ms"] - 3))
+
+
 @pytest.mark.parametrize("verified", [32, 20])
 def test_no_gain_is_predicted_for_a_tree_of_another_size(synthetic_sweep: Any, verified: int) -> None:
     """rho, nu and kappa know nothing of what a step saves in verification."""

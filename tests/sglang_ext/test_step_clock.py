@@ -70,6 +70,19 @@ def seconds(clock: StepClock) -> tuple[float, float]:
     return clock.totals.step_s, clock.totals.verify_s
 
 
+def test_what_a_head_takes_is_counted_for_every_request_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = StepClock()
+    clock.on_device, clock.is_running, clock.is_decoding = False, True, True
+    ticks = iter(range(100))
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: next(ticks))
+    for clock.running in (4, 1):
+        with clock.part("step_s"), clock.head():
+            pass
+        with clock.part("step_s"), clock.routing():
+            pass
+    assert (clock.totals.head_s, clock.totals.head_request_s) == (8, 20)
+
+
 def test_steps_are_read_whole_once_they_have_ended(clock: StepClock) -> None:
     step(clock)
     step(clock)

@@ -7,7 +7,7 @@ from rayspec.metrics import TAU_CATEGORY
 GROUPS = {
     "position": ("accept_pos_", "accept_cond_"),
     "slo": ("goodput_",),
-    "step": ("step_", "cycle_ms"),
+    "step": ("step_", "cycle_ms", "request_head_ms"),
     "time": ("ttft_ms_", "tpot_ms_", "itl_ms_"),
     "total": ("requests", "requests_per_s", "output_tokens", "wall_s", "verify_steps", "accepted_drafts"),
     "valid": ("output_mismatches", "other_cpu_share"),

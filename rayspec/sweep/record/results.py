@@ -172,9 +172,10 @@ def _head_tradeoff(
     base = metrics[baseline]
     if "tau" in metrics[trial] and "tau" in base:
         out["rho"] = metrics[trial]["tau"] / base["tau"]
-    # the engine's own clock where it has one; else the head timed alone, which is called once a draft step
+    # the engine's own clock where it has one, by requests as the cycle is, or in older records by steps; else the head
+    # timed alone, which is called once a draft step
     alone_ms = 1e3 * latency_s[baseline.label] * trial.draft_steps if baseline.label in latency_s else None
-    head_ms = base.get("step_head_ms", alone_ms)
+    head_ms = base.get("request_head_ms", base.get("step_head_ms", alone_ms))
     if head_ms is not None and "cycle_ms" in base:
         kappa = head_kappa(head_ms, base["cycle_ms"])
         if kappa is not None:

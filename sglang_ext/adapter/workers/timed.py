@@ -22,7 +22,7 @@ class TimedEagleWorker(FollowsPolicy):
         metrics()  # there from the start, so that servers are counted that nobody has asked yet
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        CLOCK.is_decoding = not batch.forward_mode.is_extend()
+        CLOCK.is_decoding, CLOCK.running = not batch.forward_mode.is_extend(), batch.batch_size()
         if CLOCK.is_decoding and CLOCK.is_counting:
             CLOCK.totals.steps += 1
         with CLOCK.noting(batch.batch_size()), CLOCK.part("step_s"):
