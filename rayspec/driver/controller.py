@@ -118,7 +118,8 @@ def _run(
         state = follower.state
         follower.finish(PATIENCE_S)
     measured = {t.label: t.candidate.path for t in state.blocks if t.candidate and t not in state.errors}
-    costs = read_costs(prepared.target, measured, config.engine.dtype, config.engine.extra)
+    dtype = state.machine.get("engine.dtype") or config.engine.dtype  # older journals have no resolved one
+    costs = read_costs(prepared.target, measured, dtype, config.engine.extra)
     blocks = {t: sorted(b, key=lambda block: block.index) for t, b in state.blocks.items()}
     results = score(config, blocks, state.errors, state.head_latency_s, costs)
     text = summary(results)

@@ -161,7 +161,8 @@ class _RuntimeShell:
         except BaseException:
             self.runtime.stop()
             raise
-        return {"start_s": seconds, "machine": {**machine(), "engine.threads": str(self.runtime.num_threads)}}
+        served = {"engine.threads": str(self.runtime.num_threads), "engine.dtype": self.runtime.dtype_name}
+        return {"start_s": seconds, "machine": {**machine(), **served}}
 
     def swap(self, drafter: str) -> None:
         self.runtime.swap(drafter)

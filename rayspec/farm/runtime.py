@@ -209,6 +209,11 @@ class Runtime:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return next((line for line in reversed(lines) if ERROR_LINE.match(line)), "an engine process died")
 
+    @property
+    def dtype_name(self) -> str:
+        """That of the weights that no quantisation stores otherwise."""
+        return str(self._dtype()).removeprefix("torch.")
+
     def _dtype(self) -> torch.dtype:
         name = self.spec.overrides.get("dtype", "auto")
         if name == "auto":

@@ -15,6 +15,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang_ext.adapter.algorithms import checked_info, own_algorithms, serving_families
 from sglang_ext.adapter.internals import CONTEXT_WORKERS, LAST_HIDDEN_WORKERS
 from sglang_ext.adapter.patches import prepare_scheduler
+from sglang_ext.adapter.workers.drawn_standalone import check_thresholds
 from sglang_ext.drafters.checkpoint_config import CheckpointInfo, naming, read_info
 from sglang_ext.trees import CandidateTree, build_tree
 from sglang_ext.trees.static import NODES, TOPK
@@ -61,7 +62,10 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
             "--speculative-adaptive": server_args.speculative_adaptive,
             "--pp-size above 1": server_args.pp_size > 1,
             "--enable-dp-attention": server_args.enable_dp_attention,
-            "--page-size above 1": (server_args.page_size or 1) > 1,
+            # on some GPUs SGLang takes an attention backend whose pages are larger, where nobody named one
+            "--page-size above 1 (--attention-backend triton or flashinfer has pages of 1)": (
+                (server_args.page_size or 1) > 1
+            ),
             "--speculative-use-block-verification with a tree": (
                 server_args.speculative_use_block_verification and server_args.speculative_eagle_topk != 1
             ),
@@ -69,9 +73,11 @@ class LastHiddenAlgorithm(CustomSpecAlgo):
         for option, is_set in refused.items():
             if is_set:
                 raise ValueError(f"--speculative-algorithm {self.name} does not offer {option}; leave it out")
-        if server_args.speculative_use_rejection_sampling and server_args.speculative_eagle_topk != 1:
-            with naming(info.path):
-                served_tree(info).check_can_be_drawn()
+        if server_args.speculative_use_rejection_sampling:
+            check_thresholds(server_args)
+            if server_args.speculative_eagle_topk != 1:
+                with naming(info.path):
+                    served_tree(info).check_can_be_drawn()
         if server_args.max_running_requests is None:
             server_args.max_running_requests = 48  # SGLang's own default under speculation
         if server_args.speculative_num_steps is None:

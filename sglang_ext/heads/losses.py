@@ -51,7 +51,8 @@ class Objective:
 
     `divergence` of the distribution q from the target's P: kl, the cross-entropy; tv, the total variation 1 - sum_v
     min(P, q), which is the share of drafts that sampling rejects; lk, l KL + (1 - l) TV with l = exp(-eta a) and a the
-    mean acceptance of the rows at hand (LK losses, arXiv 2602.23881), which is KL as long as little is accepted.
+    mean acceptance of the rows at hand (LK losses, arXiv 2602.23881), which is KL as long as little is accepted. Of a
+    reduced head P is the target's over its tokens, made to sum to 1: what it cannot propose is no part of either.
     `top_k_weight`: of -sum P(v) log q(v) over the `top_k` tokens v that P likes best, added to the divergence
     (HASS, arXiv 2408.15766, section 3.1); 0 leaves it out.
     `keeps_cut_rows`: whether a reduced head learns from rows whose best token it cannot propose (SlimSpec, section 4.2:

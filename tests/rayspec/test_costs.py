@@ -145,6 +145,21 @@ def test_last_hidden_flops_are_those_that_pytorch_counts(
             assert counted_flops(step) == cost.drafting(shape, keys=shape.num_draft_tokens), shape
 
 
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_positions_that_do_not_draft_are_not_read(kind: str) -> None:
+    own, sizes = family(kind), {"hidden_size": 16, "vocab_size": 80, "max_position_embeddings": 256}
+    config = own.config_class.from_options(parse_drafter({"kind": kind, "positions": 3}), sizes)
+    heads = config.heads(lambda: head_from_target(parse_head({"kind": "full"}), torch.randn(80, 16)))
+    drafter = own.drafter_class(config, heads)
+    cost = own.count(drafter, 2)
+    of_one = cost.read_bytes(StepShape(draft_steps=1, num_draft_tokens=2), 0)
+    of_all = cost.read_bytes(StepShape(draft_steps=3, num_draft_tokens=4), 0)
+    later = sum(p.numel() for i in (1, 2) for part in drafter.parts(i) for p in part.parameters())
+    head = cost.head.at(0).cost(1).bytes
+    assert later > 0
+    assert of_all - of_one == 2 * later + 2 * head
+
+
 @pytest.mark.parametrize("options", [{}, {"position_projection": False}, {"shared_head": False}])
 def test_specformer_flops_are_those_that_pytorch_counts(options: dict[str, bool], tmp_path: Path) -> None:
     V, H, rows = 80, 16, 5

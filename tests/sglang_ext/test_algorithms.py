@@ -76,6 +76,8 @@ def resolved(algorithm: str, drafter: Path | None, **given: Any) -> Any:
         speculative_adaptive=False,
         speculative_use_rejection_sampling=False,
         speculative_use_block_verification=False,
+        speculative_accept_threshold_single=1.0,
+        speculative_accept_threshold_acc=1.0,
         pp_size=1,
         enable_dp_attention=False,
         page_size=None,
@@ -115,7 +117,11 @@ def test_an_algorithm_says_of_its_drafter_whether_it_has_a_cache(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "steps": ({"speculative_num_steps": 4}, r"--speculative-num-steps must be in 1\.\.3"),
     "adaptive": ({"speculative_adaptive": True}, "does not offer --speculative-adaptive"),
-    "pages": ({"page_size": 16}, "does not offer --page-size above 1"),
+    "pages": ({"page_size": 16}, "does not offer --page-size above 1 .--attention-backend triton or flashinfer"),
+    "thresholds": (
+        {"speculative_use_rejection_sampling": True, "speculative_accept_threshold_single": 0.5},
+        r"--speculative-accept-threshold-single does not go with drawn drafts \(got 0\.5\); leave it at 1\.0",
+    ),
     "pipeline": ({"pp_size": 2}, "does not offer --pp-size above 1"),
     "attention": ({"enable_dp_attention": True}, "does not offer --enable-dp-attention"),
     "blocks": ({"speculative_use_block_verification": True}, "use-block-verification with a tree"),

@@ -23,6 +23,7 @@ from rayspec.sweep.candidate import Candidate
 from rayspec.sweep.measure.engines import Engines
 from rayspec.sweep.measure.stopping import hopeless, is_finished
 from rayspec.sweep.plan.prepare import Prepared
+from rayspec.sweep.plan.sampling import draws_drafts
 from rayspec.sweep.plan.trials import Cohort, Round, Trial
 from rayspec.sweep.record.events import (
     CanaryAnswered,
@@ -341,7 +342,9 @@ class CohortRun:
             if untimed := [label for paths in healthy.values() for label in paths if label not in latency_s]:
                 said = "heads not timed at concurrency %d: %s (why: the engine's log)"
                 logger.warning(said, streams, ", ".join(untimed))
-        closed = [t for t in self.config.traffic() if not t.is_open]
+        # drawn drafts want a head's distribution, which is another question than the one that is timed
+        c = self.config
+        closed = [t for t in c.traffic() if not t.is_open and not draws_drafts(c, c.temperature_of(t))]
         self._record(HeadsTimed(latency_s={t.label: timed[t.concurrency] for t in closed}))
 
     def _trials(self, candidate: Candidate | None) -> list[Trial]:

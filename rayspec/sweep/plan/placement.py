@@ -46,13 +46,29 @@ class Placement:
         )
 
 
+def _check_share(num_gpus: float, ranks: int) -> None:
+    """Raise ValueError for a `ray.num_gpus` that Ray would reserve and engines would not keep to."""
+    if num_gpus and ranks > 1 and num_gpus != ranks:
+        raise ValueError(
+            f"ray.num_gpus is what one engine takes of a node, where it has {ranks} ranks with a GPU each, got "
+            f"{num_gpus:g}; leave it out"
+        )
+    if 0 < num_gpus < 0.5:
+        raise ValueError(
+            f"ray.num_gpus must be 0, 0.5 or more, got {num_gpus:g}: a GPU is shared by the two engines of one cohort, "
+            "whose shares of its memory do not know of a third; leave it out"
+        )
+
+
 def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:
     """For a cluster whose nodes have so many GPUs. Raises ValueError where an engine has no room."""
     most, nodes = max(gpus_of_nodes, default=0.0), config.engine.nodes
     ranks = ranks_of(config.engine.extra)
     num_gpus, side_by_side = config.ray.num_gpus, config.ray.side_by_side
-    if num_gpus is None:
-        whole = ranks // nodes  # Ray divides one GPU, of several it gives whole ones
+    whole = ranks // nodes  # Ray divides one GPU, of several it gives whole ones
+    if num_gpus is not None:
+        _check_share(num_gpus, whole)
+    else:
         num_gpus = (float(whole) if whole > 1 or side_by_side is False else 0.5) if most else 0.0
     if side_by_side is None:
         side_by_side = 2 * num_gpus <= most

@@ -9,6 +9,11 @@ from sglang_ext.trees import CandidateTree
 DRAWS = "speculative_use_rejection_sampling"
 
 
+def draws_drafts(config: SweepConfig, temperature: float) -> bool:
+    """Whether drafts of a trial at this temperature are drawn, for which a head is asked for its distribution."""
+    return temperature > 0 and bool(config.engine.extra.get(DRAWS))
+
+
 def check_drafts_are_said(config: SweepConfig, candidates: Iterable[Candidate]) -> None:
     """Raise ValueError where chains are to be measured above temperature 0 without a word on whether their drafts are
     drawn: both ways are exact, but accept so differently that no comparison may mix them."""

@@ -22,16 +22,20 @@ def offer_drawn_drafts(original: Callable[..., Any], algorithm: Any, server_args
             "--speculative-use-rejection-sampling draws a chain, but --speculative-eagle-topk is "
             f"{asked.speculative_eagle_topk}; make it 1, or leave rejection sampling out"
         )
-    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
-        if getattr(asked, name) != 1.0:
-            raise ValueError(
-                f"--{name.replace('_', '-')} has no effect on drawn drafts (got {getattr(asked, name)}); "
-                "leave it at 1.0"
-            )
+    check_thresholds(asked)
     declare_resolution(server_args, "rayspec", speculative_use_rejection_sampling=False)
     result = original(algorithm, server_args)
     declare_resolution(server_args, "rayspec", speculative_use_rejection_sampling=True)
     return result
+
+
+def check_thresholds(asked: Any) -> None:
+    """Raise ValueError for accept thresholds beside drawn drafts. SGLang refuses the two under EAGLE: a threshold would
+    be held against the chance of acceptance, and what is accepted beyond that is not the target's law."""
+    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+        if (given := getattr(asked, name)) != 1.0:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} does not go with drawn drafts (got {given}); leave it at 1.0")
 
 
 def _is_ours(drafter: str | None) -> bool:

@@ -16,12 +16,14 @@ class LastHiddenCost:
     """`context_layer`: of a row of the attention over the context, with what comes before it, where there is one.
     `begin_flops`: of a draft, before its first position.
 
-    `position_flops`: of one row at each draft position, its head left out. `reads_path`: whether every node with
+    `position_flops`: of one row at each draft position, its head left out. `position_bytes`: the part of the body that
+    no position before it reads. `reads_path`: whether every node with
     children is a row of its own; otherwise a position is one row. `tree`: None for a chain.
     """
 
     params: int
     body_bytes: int
+    position_bytes: tuple[int, ...]
     context_layer: DecoderCost
     begin_flops: int
     position_flops: tuple[int, ...]
@@ -44,8 +46,9 @@ class LastHiddenCost:
         return before + states + head_cost(self.head, rows, shape).flops
 
     def read_bytes(self, shape: StepShape, embedding_bytes: int) -> float:
-        """Bytes read in one step: without an embedding of its own, and the body is read once."""
-        return self.body_bytes + head_cost(self.head, self.rows(shape), shape).bytes
+        """Bytes read in one step: the body once, as far as positions are drafted; it has no embedding of its own."""
+        body = self.body_bytes - sum(self.position_bytes[shape.draft_steps :])
+        return body + head_cost(self.head, self.rows(shape), shape).bytes
 
 
 NO_LAYER = DecoderCost(flops_per_row=0, flops_per_row_and_key=0)
@@ -54,11 +57,18 @@ NO_LAYER = DecoderCost(flops_per_row=0, flops_per_row_and_key=0)
 def count(
     drafter: LastHiddenDrafter, itemsize: int, context_layer: DecoderCost = NO_LAYER, begin_flops: int = 0
 ) -> LastHiddenCost:
+    positions = range(drafter.config.positions)
+    read, position_bytes = set[int](), []
+    for i in positions:
+        own = {id(p): p.numel() for part in drafter.parts(i) for p in part.parameters() if id(p) not in read}
+        position_bytes.append(itemsize * sum(own.values()))
+        read |= own.keys()
     return LastHiddenCost(
         **sizes(drafter, itemsize),
+        position_bytes=tuple(position_bytes),
         context_layer=context_layer,
         begin_flops=begin_flops,
-        position_flops=tuple(drafter.state_flops(i) for i in range(drafter.config.positions)),
+        position_flops=tuple(drafter.state_flops(i) for i in positions),
         reads_path=drafter.reads_path,
         tree=drafter.draft_tree,
     )
