@@ -232,18 +232,23 @@ class RdkHead(DraftHead):
             ids = torch.arange(self.vocab_size, device=q_TS.device)
         kept_TS = q_TS * (1 - c.share * (1 - self.kept_share[ids].float()) if c.is_counted else c.self_weight)
         handed_TS = q_TS - kept_TS
-        # rows of the candidates alone: [S, J], or [T, S, J] where each row has its own
-        weights_SJ = self.neighbour_weights[ids].float()
-        total_S1 = weights_SJ.sum(dim=-1, keepdim=True)
-        weights_SJ = weights_SJ / (total_S1.clamp(min=1) if c.is_counted else total_S1)
-        given_TSJ = handed_TS[:, :, None] * weights_SJ
-        given_TV = sums_of(
-            given_TSJ.flatten(1), self.neighbour_ids[ids].expand_as(given_TSJ).flatten(1), self.vocab_size
-        )
+        # of the candidates alone: [S], or [T, S] where each row has its own
+        total_S = self.neighbour_weights[ids].float().sum(dim=-1)
+        share_TS = handed_TS / (total_S.clamp(min=1) if c.is_counted else total_S)
+        given_TS = torch.zeros_like(handed_TS)
+
+        def given() -> Iterator[tuple[Tensor, Tensor]]:
+            # one neighbour of all candidates after the other: J times as much at once is gigabytes for a tree's rows
+            for ids_V, weights_V in zip(self.neighbour_ids.T, self.neighbour_weights.T, strict=True):
+                part_TS = share_TS * weights_V[ids].float()
+                given_TS.add_(part_TS)
+                yield part_TS, ids_V[ids].expand_as(part_TS)
+
+        given_TV = sums_of(given(), self.vocab_size)
         # no token comes twice but with a probability of 0, so that these are no sums
         q_TV = torch.zeros_like(given_TV).scatter_add_(1, ids.expand_as(q_TS), kept_TS) + given_TV
         if c.is_counted:
-            rest_T1 = (handed_TS - given_TSJ.sum(dim=-1)).sum(dim=-1, keepdim=True).clamp(min=0)
+            rest_T1 = (handed_TS - given_TS).sum(dim=-1, keepdim=True).clamp(min=0)
             fallback_V = self.fallback.float()
             q_TV += rest_T1 * (fallback_V / fallback_V.sum())
         return q_TV, None
@@ -265,12 +270,18 @@ class RdkHead(DraftHead):
         return HeadCost(bytes=base.bytes + rows * self.vocab_size * 4, flops=base.flops)
 
 
-def sums_of(values_Tn: Tensor, columns_Tn: Tensor, num_columns: int) -> Tensor:
-    """float32 [T, columns]: the values in [0, 1] of each column added up, to the same bits in any order.
+def sums_of(parts: Iterable[tuple[Tensor, Tensor]], num_columns: int) -> Tensor:
+    """float32 [T, columns] of pairs of values in [0, 1] and their columns, [T, n] each: the sum of each column, to the
+    same bits in any order.
 
     CUDA adds where it happens to be, and floating-point sums depend on it: tensor-parallel ranks would draft different
     tokens. Integers do not; a float32 of 2^-36 or more is one of these exactly.
     """
-    fixed_Tn = (values_Tn * _ONE).long()  # a fault, which is no number, stays visible in what tokens keep
-    sums_TV = fixed_Tn.new_zeros(len(values_Tn), num_columns).scatter_add_(1, columns_Tn, fixed_Tn)
+    sums_TV: Tensor | None = None
+    for values_Tn, columns_Tn in parts:
+        fixed_Tn = (values_Tn * _ONE).long()  # a fault, which is no number, stays visible in what tokens keep
+        if sums_TV is None:
+            sums_TV = fixed_Tn.new_zeros(len(fixed_Tn), num_columns)
+        sums_TV.scatter_add_(1, columns_Tn, fixed_Tn)
+    assert sums_TV is not None, "there is a neighbour"
     return sums_TV.float() / _ONE
