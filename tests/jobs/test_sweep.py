@@ -239,6 +239,7 @@ def test_provenance_and_parameters_are_complete(finished: Sweep) -> None:
     for tag in ("git.commit", "git.dirty", "version.sglang", "version.torch", "version.ray", "version.mlflow"):
         assert tags[tag]
     assert tags["host.cpu"] != "unknown"
+    assert tags["engine.dtype"] == "float32"  # what costs are counted in
     assert tags["command"].startswith("rayspec sweep ")
     assert child.data.params["sweep.workload"].endswith("/two.jsonl")
     assert child.data.params["head.kind"] == "slimspec"
