@@ -20,6 +20,7 @@ from rayspec.farm.head_latency import head_latency
 from rayspec_kernels.common.bench import described
 from sglang_ext import COUNT_SHORTLISTS, DRAFT_STEPS
 from sglang_ext.adapter.activation import has_accelerator
+from sglang_ext.drafters.checkpoint_config import read_config
 from sglang_ext.drafters.counting import StepShape
 
 PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 64, 96, 3
@@ -83,8 +84,10 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             "mem_fraction_static": 0.9,  # share of what others leave; the tokens above are all that it takes
             "cuda_graph_max_bs_decode": most,
             "cuda_graph_bs_decode": sorted(set(options.batches)),  # a graph of each size between them is never replayed
-            "cuda_graph_backend_prefill": "disabled",  # prefill is not measured
         }
+        if not options.drafter or read_config(options.drafter)["draft_head"]["kind"] != "dynaspec":
+            # prefill is not measured; but a head that routes before the layer is met in its graphs, too, as by a server
+            settings["cuda_graph_backend_prefill"] = "disabled"
     return settings | options.server_args
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_models import DRAFTERS
 from hostile import ask
 
 from rayspec.engine_suite import curves, steps
@@ -43,6 +44,17 @@ def test_an_engine_has_the_backends_that_sglang_chooses(monkeypatch: pytest.Monk
     assert not [name for name in steps._settings(options) if name in BACKENDS]
     options.server_args = {"attention_backend": "triton", "context_length": 512}
     assert steps._settings(options).items() >= options.server_args.items()
+
+
+@pytest.mark.parametrize(("drafter", "captures"), [(None, False), ("full", False), ("dynaspec", True)])
+def test_only_a_head_that_routes_has_prefills_captured(
+    monkeypatch: pytest.MonkeyPatch, drafter: str | None, captures: bool
+) -> None:
+    """As a server has them by default: such a head ended it at its first captured prefill."""
+    monkeypatch.setattr(steps, "has_accelerator", lambda: True)
+    folder = None if drafter is None else str(DRAFTERS[drafter])
+    options = Namespace(batches=[1], nodes=None, drafter=folder, server_args={})
+    assert ("cuda_graph_backend_prefill" not in steps._settings(options)) == captures
 
 
 def test_settings_of_the_command_reach_every_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
