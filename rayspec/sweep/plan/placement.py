@@ -46,17 +46,18 @@ class Placement:
         )
 
 
-def _check_share(num_gpus: float, ranks: int) -> None:
+def _check_share(num_gpus: float, ranks: int, takes_turns: bool) -> None:
     """Raise ValueError for a `ray.num_gpus` that Ray would reserve and engines would not keep to."""
     if num_gpus and ranks > 1 and num_gpus != ranks:
         raise ValueError(
             f"ray.num_gpus is what one engine takes of a node, where it has {ranks} ranks with a GPU each, got "
             f"{num_gpus:g}; leave it out"
         )
-    if 0 < num_gpus < 0.5:
+    if 0 < num_gpus < 0.5 or (takes_turns and num_gpus == 0.5):
+        allowed = "above 0.5 with ray.side_by_side=false" if takes_turns else "0.5 or more"
         raise ValueError(
-            f"ray.num_gpus must be 0, 0.5 or more, got {num_gpus:g}: a GPU is shared by the two engines of one cohort, "
-            "whose shares of its memory do not know of a third; leave it out"
+            f"ray.num_gpus must be 0 or {allowed}, got {num_gpus:g}: Ray would put two cohorts on one GPU, whose memory "
+            "the engines of one alone share out; leave it out"
         )
 
 
@@ -67,7 +68,7 @@ def place(config: SweepConfig, gpus_of_nodes: Sequence[float]) -> Placement:
     num_gpus, side_by_side = config.ray.num_gpus, config.ray.side_by_side
     whole = ranks // nodes  # Ray divides one GPU, of several it gives whole ones
     if num_gpus is not None:
-        _check_share(num_gpus, whole)
+        _check_share(num_gpus, whole, takes_turns=side_by_side is False)
     else:
         num_gpus = (float(whole) if whole > 1 or side_by_side is False else 0.5) if most else 0.0
     if side_by_side is None:

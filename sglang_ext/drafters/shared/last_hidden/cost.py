@@ -17,8 +17,8 @@ class LastHiddenCost:
     `begin_flops`: of a draft, before its first position.
 
     `position_flops`: of one row at each draft position, its head left out. `position_bytes`: the part of the body that
-    no position before it reads. `reads_path`: whether every node with
-    children is a row of its own; otherwise a position is one row. `tree`: None for a chain.
+    no position before it reads. `reads_path`: whether every node with children is a row of its own; otherwise a
+    position is one row. `tree`: None for a chain.
     """
 
     params: int
