@@ -91,7 +91,7 @@ def test_want_of_memory_is_known_by_what_torch_and_sglang_say_of_it(cause: str) 
         ([8], ["ray.num_gpus=1", "engine.extra.tp_size=4"], r"has 4 ranks with a GPU each, got 1; leave it out"),
         ([1], ["engine.mem_fraction_static=0.6"], r"must be below 0.5, got 0.6; set ray.side_by_side=false"),
     ],
-    ids=["too_wide", "two_of_them", "none_there", "four_of_a_gpu", "two_that_take_turns", "less_than_a_rank", "more_than_half"],
+    ids=["too_wide", "two", "none_there", "four_of_a_gpu", "two_in_turn", "less_than_a_rank", "more_than_half"],
 )
 def test_what_no_node_has_is_refused(gpus: list[float], overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):

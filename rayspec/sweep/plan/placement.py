@@ -56,8 +56,8 @@ def _check_share(num_gpus: float, ranks: int, takes_turns: bool) -> None:
     if 0 < num_gpus < 0.5 or (takes_turns and num_gpus == 0.5):
         allowed = "above 0.5 with ray.side_by_side=false" if takes_turns else "0.5 or more"
         raise ValueError(
-            f"ray.num_gpus must be 0 or {allowed}, got {num_gpus:g}: Ray would put two cohorts on one GPU, whose memory "
-            "the engines of one alone share out; leave it out"
+            f"ray.num_gpus must be 0 or {allowed}, got {num_gpus:g}: Ray would put two cohorts on one GPU, whose "
+            "memory the engines of one alone share out; leave it out"
         )
 
 
