@@ -343,8 +343,8 @@ class CohortRun:
                 said = "heads not timed at concurrency %d: %s (why: the engine's log)"
                 logger.warning(said, streams, ", ".join(untimed))
         # drawn drafts want a head's distribution, which is another question than the one that is timed
-        c = self.config
-        closed = [t for t in c.traffic() if not t.is_open and not draws_drafts(c, c.temperature_of(t))]
+        config = self.config
+        closed = [t for t in config.traffic() if not t.is_open and not draws_drafts(config, config.temperature_of(t))]
         self._record(HeadsTimed(latency_s={t.label: timed[t.concurrency] for t in closed}))
 
     def _trials(self, candidate: Candidate | None) -> list[Trial]:
