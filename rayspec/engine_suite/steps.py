@@ -22,6 +22,7 @@ from sglang_ext import COUNT_SHORTLISTS, DRAFT_STEPS
 from sglang_ext.adapter.activation import has_accelerator
 from sglang_ext.drafters.checkpoint_config import read_config
 from sglang_ext.drafters.counting import StepShape
+from sglang_ext.heads import head_class
 
 PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 64, 96, 3
 
@@ -85,7 +86,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             "cuda_graph_max_bs_decode": most,
             "cuda_graph_bs_decode": sorted(set(options.batches)),  # a graph of each size between them is never replayed
         }
-        if not options.drafter or read_config(options.drafter)["draft_head"]["kind"] != "dynaspec":
+        if not options.drafter or not head_class(read_config(options.drafter)["draft_head"]["kind"]).routes:
             # prefill is not measured; but a head that routes before the layer is met in its graphs, too, as by a server
             settings["cuda_graph_backend_prefill"] = "disabled"
     return settings | options.server_args

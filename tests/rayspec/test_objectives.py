@@ -8,7 +8,7 @@ import torch
 from answer_rows import random_rows
 from torch.nn import functional as F
 
-from rayspec.training.drafter import train_step
+from rayspec.training.drafter import Update, train_step
 from rayspec.training.drafter_config import DrafterEntry
 from rayspec.training.frozen_target import FrozenTarget
 from rayspec.training.origin import Origin, new_drafter
@@ -23,16 +23,8 @@ IDS = torch.arange(0, 257, 2)
 REDUCED = DrafterEntry(name="reduced", draft_head=parse_head({"kind": "truncated", "size": 129}))
 
 
-def first_norm(target: FrozenTarget, recipe: Recipe) -> float:
-    """Norm of the first step's gradient, before it is clipped."""
-    answers = random_rows()
-    drafter = new_drafter(target, REDUCED, recipe, answers, Origin({"ids": IDS}))
-    batch = Batch.of(answers, torch.tensor([0, 4, 7]))
-    return train_step(drafter, target, [batch], recipe, recipe.make_optimizers(drafter), 0).figures["grad_norm"]
-
-
-def first_losses(target: FrozenTarget, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logged losses of the first step [K], losses of all rows [K, N] by the objective alone)."""
+def first_step(target: FrozenTarget, recipe: Recipe) -> tuple[Update, torch.Tensor]:
+    """(the first step, losses of all its rows [K, N] by the objective alone)."""
     answers = random_rows()
     drafter = new_drafter(target, REDUCED, recipe, answers, Origin({"ids": IDS}))
     batch = Batch.of(answers, torch.tensor([0, 4, 7]))
@@ -42,8 +34,8 @@ def first_losses(target: FrozenTarget, recipe: Recipe) -> tuple[torch.Tensor, to
         p_NV = F.one_hot(batch.ids_BT[batch.sequence_N, batch.position_N + 1], 257).float()
     with torch.no_grad():
         expected = [drafter.lm_head.loss(h, i, None, p_NV, recipe.objective) for i, h in enumerate(rows.hidden_KNH)]
-    loss_K = train_step(drafter, target, [batch], recipe, recipe.make_optimizers(drafter), 0).loss_K
-    return loss_K, torch.stack(expected)
+    update = train_step(drafter, target, [batch], recipe, recipe.make_optimizers(drafter), 0)
+    return update, torch.stack(expected)
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -57,17 +49,17 @@ CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_the_recipes_choice_is_what_is_trained(tiny_target: FrozenTarget, changes: dict[str, Any]) -> None:
-    logged_K, expected_KN = first_losses(tiny_target, replace(RECIPE, **changes))
-    torch.testing.assert_close(logged_K, expected_KN.mean(dim=1), rtol=1e-4, atol=1e-5)
-    default_K, _ = first_losses(tiny_target, RECIPE)
-    assert torch.allclose(logged_K, default_K) == (not changes)
+    update, expected_KN = first_step(tiny_target, replace(RECIPE, **changes))
+    torch.testing.assert_close(update.loss_K, expected_KN.mean(dim=1), rtol=1e-4, atol=1e-5)
+    default, _ = first_step(tiny_target, RECIPE)
+    assert torch.allclose(update.loss_K, default.loss_K) == (not changes)
 
 
 def test_the_recipes_reduction_is_what_is_trained(tiny_target: FrozenTarget) -> None:
     """It is not in the losses that are logged, and the optimizers hide a factor: so by the gradient's own norm."""
-    loose = replace(RECIPE, ttt_decay=0.8)
-    norms = {r: first_norm(tiny_target, replace(loose, ttt_reduction=r)) for r in ("sum", "mean")}
-    assert norms["sum"] / norms["mean"] == pytest.approx(1 + 0.8 + 0.64, rel=1e-4)
+    recipes = (replace(RECIPE, ttt_decay=0.8, ttt_reduction=r) for r in ("sum", "mean"))
+    of_sum, of_mean = (first_step(tiny_target, recipe)[0].figures["grad_norm"] for recipe in recipes)
+    assert of_sum / of_mean == pytest.approx(1 + 0.8 + 0.64, rel=1e-4)
 
 
 def test_an_objective_that_is_the_default_is_not_named() -> None:

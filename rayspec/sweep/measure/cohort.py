@@ -315,17 +315,20 @@ class CohortRun:
     def _time_heads(self) -> None:
         """All heads of the sweep one after the other in one process, in the cohort that comes first."""
         engine = self.engines.speculative
-        if self._has_timed_heads or engine is None or not engine.is_alive:
+        # how many rows an open loop gives the head is not known beforehand; drawn drafts want its distribution, another
+        # question
+        config = self.config
+        asked = [t for t in config.traffic() if not t.is_open and not draws_drafts(config, config.temperature_of(t))]
+        if self._has_timed_heads or not asked or engine is None or not engine.is_alive:
             return
         self._has_timed_heads = True
-        steps = max(self.config.draft_steps)
+        steps = max(config.draft_steps)
         healthy: dict[StepShape, dict[str, str]] = {}
         for c in self.plan.candidates:
             if not c.problem:
                 nodes = c.shape.verified(steps)
                 shape = StepShape(draft_steps=steps, topk=c.shape.topk, num_draft_tokens=nodes)
                 healthy.setdefault(shape, {})[c.label] = c.path
-        # how many rows an open loop gives the head is not known beforehand
         try:
             timed = {
                 streams: {
@@ -333,7 +336,7 @@ class CohortRun:
                     for shape, paths in healthy.items()
                     for label, seconds in engine.head_latencies(paths, streams, shape).items()
                 }
-                for streams in self.config.concurrency
+                for streams in config.concurrency
             }
         except EngineFailed as error:
             logger.warning("head latency was not measured: %s", error)
@@ -342,10 +345,7 @@ class CohortRun:
             if untimed := [label for paths in healthy.values() for label in paths if label not in latency_s]:
                 said = "heads not timed at concurrency %d: %s (why: the engine's log)"
                 logger.warning(said, streams, ", ".join(untimed))
-        # drawn drafts want a head's distribution, which is another question than the one that is timed
-        config = self.config
-        closed = [t for t in config.traffic() if not t.is_open and not draws_drafts(config, config.temperature_of(t))]
-        self._record(HeadsTimed(latency_s={t.label: timed[t.concurrency] for t in closed}))
+        self._record(HeadsTimed(latency_s={t.label: timed[t.concurrency] for t in asked}))
 
     def _trials(self, candidate: Candidate | None) -> list[Trial]:
         return [t for t in self.cohort.trials if t.candidate == candidate]
